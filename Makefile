@@ -1,0 +1,60 @@
+# Every target sets up what it needs first, so `make demo` works in a fresh clone.
+.DEFAULT_GOAL := help
+.PHONY: setup demo test check soak bench docs clean help
+
+BIN := .venv/bin
+READY := .venv/.ready
+# Spark starts the Java that JAVA_HOME names, so the one found is the one used.
+WITH_JAVA = JAVA_HOME="$$(scripts/ensure-java.sh --quiet)" && export JAVA_HOME &&
+# Further arguments for pytest: make test ARGS="-k sinks -x"
+ARGS ?=
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Find or install Java, create .venv, install the dependencies
+	@echo "setup: ready"
+
+$(READY): pyproject.toml constraints.txt
+	@scripts/ensure-java.sh >/dev/null
+	@scripts/ensure-venv.sh
+	@echo "setup: installing cutline and its dependencies into .venv (the first time takes minutes)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@
+
+demo: $(READY) ## Run the demo
+	@$(WITH_JAVA) $(BIN)/cutline demo
+
+test: $(READY) ## Run the tests, without the soak tests
+	@echo "test: pytest"
+	@$(WITH_JAVA) $(BIN)/pytest $(ARGS)
+
+check: $(READY) ## Lint, format, types, layers
+	@echo "check: ruff check"
+	@$(BIN)/ruff check --quiet --output-format concise .
+	@echo "check: ruff format"
+	@$(BIN)/ruff format --quiet --check . || { echo "check: run $(BIN)/ruff format ." >&2; exit 1; }
+	@echo "check: mypy"
+	@$(BIN)/mypy --no-error-summary
+	@echo "check: layers"
+	@$(BIN)/lint-imports --no-logo
+
+soak: $(READY) ## Run the soak tests
+	@echo "soak: pytest -m soak"
+	@$(WITH_JAVA) $(BIN)/pytest -m soak $(ARGS)
+
+bench: $(READY) ## Run every benchmark
+	@$(WITH_JAVA) for script in benchmarks/*.py; do \
+		[ -e "$$script" ] || { echo "bench: there are no benchmarks"; break; }; \
+		echo "bench: $$script"; \
+		$(BIN)/python "$$script" || exit 1; \
+	done
+
+docs: $(READY) ## Check the links in the documentation
+	@echo "docs: links"
+	@$(BIN)/python scripts/check_docs.py
+
+clean: ## Remove caches and build output; .venv stays
+	@echo "clean: caches and build output"
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse metastore_db derby.log
+	@find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

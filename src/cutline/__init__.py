@@ -1,0 +1,27 @@
+"""Cutline: consistent checkpoints, recovery and exactly-once output for streaming pipelines on Apache Spark.
+
+The public names are loaded when first used: Spark's Python workers import this package and need none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cutline import sinks
+    from cutline.flow import Flow, Operator
+    from cutline.service.running import RunningFlow
+
+__version__ = "0.1.0"
+__all__ = ["Flow", "Operator", "RunningFlow", "__version__", "sinks"]
+
+_HOMES = {"Flow": "cutline.flow", "Operator": "cutline.flow", "RunningFlow": "cutline.service.running"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "sinks":
+        return importlib.import_module("cutline.sinks")
+    raise AttributeError(f"module 'cutline' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Channels: the durable, ordered logs between operators, and the Arrow segments their entries name."""

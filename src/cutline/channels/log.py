@@ -1,0 +1,192 @@
+"""One channel's log on disk: gap-free, each entry created once, one writer, any number of readers.
+
+The writer holds the visible entries in memory; the files are the truth and are read when the log is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from cutline import durable
+from cutline.channels import entries as codec
+from cutline.channels.entries import BarrierEntry, DataEntry, Entry
+from cutline.crashpoints import crashpoint
+from cutline.errors import DamagedRecordError, FencedError, InvariantViolation
+from cutline.ids import NO_BATCH, START, BatchId, OperatorId, Position
+from cutline.protocol.lineage import Lineage
+
+
+class ChannelLog:
+    """The log of the channel that ``operator`` writes."""
+
+    def __init__(self, operator: OperatorId, folder: Path, lineage: Lineage) -> None:
+        self.operator = operator
+        self.folder = folder
+        self.lineage = lineage
+        #: Visible entries, ascending and gap-free; the first is above START once the log was truncated.
+        self._entries: list[Entry] = []
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[Entry], None]] = []
+
+    # ------------------------------------------------------------------ opening
+
+    @classmethod
+    def open(cls, operator: OperatorId, folder: Path, lineage: Lineage) -> ChannelLog:
+        """Read the visible entries. Raises DamagedRecordError for a hole or a bad entry."""
+        log = cls(operator, folder, lineage)
+        durable.make_dir(codec.data_dir(folder))
+        for generation, first, end in lineage.ranges():
+            durable.make_dir(codec.generation_dir(folder, generation))
+            for seq in cls._sequence_numbers(codec.generation_dir(folder, generation)):
+                if first <= seq and (end is None or seq < end):
+                    log._accept(codec.load(codec.entry_path(folder, generation, seq)))
+        return log
+
+    @staticmethod
+    def _sequence_numbers(folder: Path) -> list[Position]:
+        return sorted(
+            Position(int(name.removesuffix(".json"))) for name in os.listdir(folder) if not durable.is_temporary(name)
+        )
+
+    def _accept(self, entry: Entry) -> None:
+        if self._entries and entry.seq != self._entries[-1].seq + 1:
+            raise DamagedRecordError(
+                f"log has a hole between {self._entries[-1].seq} and {entry.seq}", channel=self.operator
+            )
+        self._entries.append(entry)
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def end(self) -> Position:
+        """The place where the next entry will stand."""
+        with self._lock:
+            return Position(self._entries[-1].seq + 1) if self._entries else self._start_of_empty_log()
+
+    @property
+    def start(self) -> Position:
+        """The first entry that is still there."""
+        with self._lock:
+            return self._entries[0].seq if self._entries else self._start_of_empty_log()
+
+    def _start_of_empty_log(self) -> Position:
+        return self.lineage.spans[-1].start
+
+    def entries(self, first: Position = START, end: Position | None = None) -> list[Entry]:
+        """Entries in [first, end)."""
+        with self._lock:
+            if not self._entries:
+                return []
+            base = self._entries[0].seq
+            stop = None if end is None else max(end - base, 0)
+            return self._entries[max(first - base, 0) : stop]
+
+    def data_entries(self, first: Position = START, end: Position | None = None) -> list[DataEntry]:
+        return [entry for entry in self.entries(first, end) if isinstance(entry, DataEntry)]
+
+    def find_batch(self, batch: BatchId) -> DataEntry | None:
+        """The entry of a batch, if it was appended (and is not truncated away)."""
+        with self._lock:
+            for entry in reversed(self._entries):
+                if isinstance(entry, DataEntry):
+                    if entry.batch == batch:
+                        return entry
+                    if entry.batch < batch:
+                        return None
+        return None
+
+    @property
+    def last_batch(self) -> BatchId:
+        """The batch of the newest entry of either kind; a barrier names the batch it follows."""
+        with self._lock:
+            return self._entries[-1].batch if self._entries else NO_BATCH
+
+    def barriers(self) -> list[BarrierEntry]:
+        return [entry for entry in self.entries() if isinstance(entry, BarrierEntry)]
+
+    def on_append(self, listener: Callable[[Entry], None]) -> list[Entry]:
+        """Call ``listener`` for every entry to come, in order; returns those already there, with none in between."""
+        with self._lock:
+            self._listeners.append(listener)
+            return list(self._entries)
+
+    def forget_listeners(self) -> None:
+        with self._lock:
+            self._listeners.clear()
+
+    # ------------------------------------------------------------------ writing
+
+    def append(self, entry: Entry) -> None:
+        """Create the entry durably, then tell the listeners. The caller is the channel's only writer."""
+        if entry.seq != self.end or entry.generation != self.lineage.generation:
+            raise InvariantViolation(
+                f"entry {entry.seq} of generation {entry.generation} does not follow {self.end} "
+                f"of generation {self.lineage.generation}",
+                channel=self.operator,
+            )
+        path = codec.entry_path(self.folder, entry.generation, entry.seq)
+        if not durable.create(path, codec.encode(entry)):
+            raise FencedError(
+                "somebody else has written to this channel in this generation",
+                next_step="stop this process: another one runs the flow",
+                channel=self.operator,
+                generation=entry.generation,
+            )
+        with self._lock:
+            self._accept(entry)
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener(entry)
+
+    def truncate(self, below: Position) -> Sequence[DataEntry]:
+        """Delete entries below a position and their segments; returns the data entries that went.
+
+        Ascending, entry before its segments: killed half-way it leaves a gap-free log and unreferenced segments, which
+        the next sweep finds.
+        """
+        with self._lock:
+            # One entry always stays, so that the log knows its own end and the last batch.
+            limit = min(below, self._entries[-1].seq) if self._entries else START
+            gone = [entry for entry in self._entries if entry.seq < limit]
+            self._entries = self._entries[len(gone) :]
+        for entry in gone:
+            codec.entry_path(self.folder, self.lineage.owner(entry.seq), entry.seq).unlink(missing_ok=True)
+            crashpoint("mid-truncate", self.operator)
+        data = [entry for entry in gone if isinstance(entry, DataEntry)]
+        delete_segments(self.folder, data)
+        return data
+
+    # ------------------------------------------------------------------ sweeping
+
+    def invisible_entries(self) -> list[Entry]:
+        """Entries that no lineage reaches: written by zombies, or given up by a restore. Unreadable ones are left out."""
+        owned = {(self.lineage.owner(entry.seq), entry.seq) for entry in self.entries()}
+        found: list[Entry] = []
+        for folder in sorted(self.folder.glob("g*")):
+            for seq in self._sequence_numbers(folder):
+                if (int(folder.name[1:]), seq) not in owned:
+                    with contextlib.suppress(DamagedRecordError):
+                        found.append(codec.load(folder / codec.entry_name(seq)))
+        return found
+
+    def sweep(self) -> int:
+        """Delete what no visible entry names. Only while the channel's writer is at rest. Returns the files deleted."""
+        visible = {(f"g{self.lineage.owner(entry.seq):06d}", codec.entry_name(entry.seq)) for entry in self.entries()}
+        referenced = {segment.name for entry in self.data_entries() for segment in entry.segments}
+        doomed = [path for path in self.folder.glob("g*/*") if (path.parent.name, path.name) not in visible] + [
+            path for path in codec.data_dir(self.folder).iterdir() if path.name not in referenced
+        ]
+        for path in doomed:
+            path.unlink(missing_ok=True)
+        return len(doomed)
+
+
+def delete_segments(folder: Path, entries: Iterable[DataEntry]) -> None:
+    """Remove the segment files of these entries."""
+    for entry in entries:
+        for segment in entry.segments:
+            (codec.data_dir(folder) / segment.name).unlink(missing_ok=True)

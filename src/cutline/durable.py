@@ -1,0 +1,81 @@
+"""Files that survive a power cut: temp name, fsync, atomic rename or link, fsync of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+_TEMP_PREFIX = ".tmp-"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is the leftover of an interrupted write."""
+    return name.startswith(_TEMP_PREFIX)
+
+
+def fsync_dir(folder: Path) -> None:
+    """Make the folder's entries (creations, renames, deletions) durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fsync_file(path: Path) -> None:
+    """Make a file's content durable that somebody else wrote."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_temp(target: Path, data: bytes, *, sync: bool) -> Path:
+    temp = target.parent / f"{_TEMP_PREFIX}{target.name}-{secrets.token_hex(4)}"
+    handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(handle, view) :]
+        if sync:
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+    return temp
+
+
+def create(path: Path, data: bytes) -> bool:
+    """Create ``path`` with this content if nothing is there yet. True: it was created, durable on return.
+
+    The content appears whole or not at all; of several racing creators exactly one gets True.
+    """
+    temp = _write_temp(path, data, sync=True)
+    try:
+        os.link(temp, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(temp)
+    fsync_dir(path.parent)
+    return True
+
+
+def replace(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Give ``path`` this content, atomically. With ``sync=False`` it may be lost in a power cut (never torn)."""
+    temp = _write_temp(path, data, sync=sync)
+    os.replace(temp, path)
+    if sync:
+        fsync_dir(path.parent)
+
+
+def make_dir(path: Path) -> None:
+    """Create a folder and its parents, durably. There already: nothing happens."""
+    if path.is_dir():
+        return
+    make_dir(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+        fsync_dir(path.parent)

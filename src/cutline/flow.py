@@ -1,0 +1,128 @@
+"""The public way to write a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cutline.errors import FlowDefinitionError
+from cutline.graph import FlowGraph, OperatorNode, SinkNode, build_graph, check_name
+from cutline.ids import FlowName, OperatorId, SinkId
+from cutline.ports import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from cutline.service.running import RunningFlow
+
+
+class Operator:
+    """One operator of a flow: what ``@flow.operator()`` makes of a function. Use it as an input of others."""
+
+    def __init__(self, function: Callable[..., DataFrame], node: OperatorNode) -> None:
+        self.function = function
+        self.node = node
+
+    @property
+    def name(self) -> OperatorId:
+        return self.node.operator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> DataFrame:
+        """The plain function, for tests without a flow."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}>"
+
+
+class Flow:
+    """A named graph of operators, each of which runs as one Spark streaming query."""
+
+    def __init__(self, name: str) -> None:
+        check_name("a flow", name)
+        self.name = FlowName(name)
+        self._operators: dict[OperatorId, Operator] = {}
+        self._sinks: dict[SinkId, tuple[SinkNode, Sink]] = {}
+
+    def operator(
+        self,
+        name: str | None = None,
+        *,
+        inputs: Sequence[Operator | str] = (),
+        subtasks: int | None = None,
+        output_mode: str | None = None,
+    ) -> Callable[[Callable[..., DataFrame]], Operator]:
+        """Declare an operator.
+
+        Without ``inputs`` it is a source: the function gets the session and returns any streaming DataFrame. With
+        inputs it gets one streaming DataFrame per input, in that order, and returns one. A parameter named ``spark``
+        gets the session as well. ``subtasks`` is the number of state partitions.
+        """
+
+        def declare(function: Callable[..., DataFrame]) -> Operator:
+            operator = OperatorId(name or function.__name__)
+            check_name("an operator", operator, self.name)
+            if operator in self._operators:
+                raise FlowDefinitionError(
+                    "two operators have the same name",
+                    next_step='name one of them: @flow.operator("another_name")',
+                    flow=self.name,
+                    operator=operator,
+                )
+            node = OperatorNode(
+                operator=operator,
+                inputs=tuple(OperatorId(one.name if isinstance(one, Operator) else one) for one in inputs),
+                subtasks=subtasks,
+                output_mode=output_mode,
+            )
+            self._operators[operator] = Operator(function, node)
+            return self._operators[operator]
+
+        return declare
+
+    def sink(
+        self, operator: Operator | str, sink: Sink, *, output_mode: str | None = None, name: str | None = None
+    ) -> None:
+        """Publish an operator's rows, exactly once, with every complete checkpoint."""
+        source = OperatorId(operator.name if isinstance(operator, Operator) else operator)
+        if source not in self._operators:
+            raise FlowDefinitionError(
+                "a sink is attached to an unknown operator",
+                next_step=f"declared are: {', '.join(sorted(self._operators)) or 'none'}",
+                flow=self.name,
+                operator=source,
+            )
+        sink_id = SinkId(name or f"{source}-{type(sink).__name__.lower()}")
+        check_name("a sink", sink_id, self.name)
+        if sink_id in self._sinks:
+            raise FlowDefinitionError(
+                f"two sinks are called {sink_id}", next_step="give one of them a name=", flow=self.name
+            )
+        node = SinkNode(sink=sink_id, operator=source, output_mode=output_mode, supported_modes=sink.output_modes)
+        self._sinks[sink_id] = (node, sink)
+
+    def graph(self) -> FlowGraph:
+        """The checked graph; raises FlowDefinitionError for anything that cannot run."""
+        return build_graph(
+            self.name,
+            [operator.node for operator in self._operators.values()],
+            [node for node, _ in self._sinks.values()],
+        )
+
+    @property
+    def functions(self) -> dict[OperatorId, Callable[..., DataFrame]]:
+        return {name: operator.function for name, operator in self._operators.items()}
+
+    @property
+    def sinks(self) -> dict[SinkId, Sink]:
+        return {name: sink for name, (_, sink) in self._sinks.items()}
+
+    def start(self, *, spark: SparkSession | None = None, **options: Any) -> RunningFlow:
+        """Run the flow; see ``cutline.config.Options`` for what may be set.
+
+        Comes back by itself from whatever an earlier run left in ``storage``. Without ``spark`` the active session is
+        used, or a tuned local one is made.
+        """
+        from cutline.wiring import start_flow  # the wiring knows the adapters, and Spark
+
+        return start_flow(self, spark=spark, settings=options)

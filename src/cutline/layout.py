@@ -1,0 +1,79 @@
+"""Every path Cutline uses below a flow's folder, built here and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cutline.ids import Epoch, Generation, OperatorId
+
+
+class Layout:
+    """Paths of one flow."""
+
+    def __init__(self, storage: Path, flow: str) -> None:
+        self.root = storage / flow
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "flow.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def metadata(self) -> Path:
+        return self.root / "coordinator.sqlite"
+
+    @property
+    def status(self) -> Path:
+        """A small file for people and programs that watch; rewritten all the time, never needed."""
+        return self.root / "status.json"
+
+    @property
+    def generations(self) -> Path:
+        return self.root / "generations"
+
+    def generation(self, generation: Generation) -> Path:
+        return self.generations / f"{generation:06d}.json"
+
+    def channel(self, operator: OperatorId) -> Path:
+        return self.root / "channels" / operator
+
+    def spark_checkpoint_dir(self, operator: OperatorId, generation: Generation) -> Path:
+        return self.root / "spark" / operator / f"g{generation:06d}"
+
+    @property
+    def spark_dirs(self) -> Path:
+        return self.root / "spark"
+
+    @property
+    def gates(self) -> Path:
+        return self.root / "gates"
+
+    @property
+    def blobs(self) -> Path:
+        return self.root / "blobs"
+
+    def blob(self, sha256: str) -> Path:
+        return self.blobs / sha256[:2] / sha256
+
+    @property
+    def pins(self) -> Path:
+        return self.root / "pins"
+
+    def pin(self, epoch: Epoch, operator: OperatorId) -> Path:
+        return self.pins / f"{epoch:012d}" / operator
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, epoch: Epoch) -> Path:
+        return self.checkpoints / f"{epoch:012d}"
+
+    def manifest(self, epoch: Epoch) -> Path:
+        return self.checkpoint(epoch) / "manifest.json"
+
+    def record(self, epoch: Epoch, operator: OperatorId) -> Path:
+        return self.checkpoint(epoch) / f"{operator}.json"

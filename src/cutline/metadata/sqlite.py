@@ -1,0 +1,145 @@
+"""Metadata in one SQLite file: write-ahead log, full sync, one connection under one lock."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from cutline.errors import FencedError, UnknownFormatError
+from cutline.ids import Epoch, Generation, SinkId
+from cutline.ports import EpochOutcome, PendingRecord
+
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS epochs (
+    epoch INTEGER PRIMARY KEY, generation INTEGER NOT NULL, started_ms INTEGER NOT NULL,
+    alignment_limit_ms INTEGER, ended_ms INTEGER, outcome TEXT, reason TEXT, details BLOB);
+CREATE TABLE IF NOT EXISTS published (sink TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS recoveries (path TEXT PRIMARY KEY, count INTEGER NOT NULL);
+"""
+
+
+class SqliteMetadata:
+    """See ``cutline.ports.MetadataStore`` for what each method promises."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._generation = Generation(0)
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _SCHEMA_VERSION):
+            raise UnknownFormatError(f"coordinator records have format {version}", path=path)
+        self._db.executescript(_SCHEMA)
+        self._db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+
+    def _read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return cast("list[tuple[Any, ...]]", self._db.execute(sql, values).fetchall())
+
+    def next_generation(self, at_least: Generation) -> Generation:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            generation = Generation(max(self._counter("generation") + 1, at_least))
+            self._db.execute("INSERT OR REPLACE INTO counters VALUES ('generation', ?)", (generation,))
+            self._db.execute("COMMIT")
+            self._generation = generation
+        return generation
+
+    def _counter(self, name: str) -> int:
+        row = self._db.execute("SELECT value FROM counters WHERE name = ?", (name,)).fetchone()
+        return int(row[0]) if row else 0
+
+    def _write_fenced(self, sql: str, values: tuple[Any, ...]) -> None:
+        """One statement, which takes effect only while nobody has taken a newer generation."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            newest = self._counter("generation")
+            if newest > self._generation:
+                self._db.execute("ROLLBACK")
+                raise FencedError(
+                    f"generation {newest} has taken over",
+                    next_step="stop this process: another one runs the flow",
+                    generation=self._generation,
+                )
+            self._db.execute(sql, values)
+            self._db.execute("COMMIT")
+
+    def last_epoch(self) -> Epoch:
+        return Epoch(self._read("SELECT coalesce(max(epoch), 0) FROM epochs")[0][0])
+
+    def store_pending(self, record: PendingRecord) -> None:
+        self._write_fenced(
+            "INSERT INTO epochs (epoch, generation, started_ms, alignment_limit_ms) VALUES (?, ?, ?, ?)",
+            (record.epoch, record.generation, record.started_ms, record.alignment_limit_ms),
+        )
+
+    def pending(self) -> list[PendingRecord]:
+        rows = self._read(
+            "SELECT epoch, generation, started_ms, alignment_limit_ms FROM epochs WHERE outcome IS NULL ORDER BY epoch"
+        )
+        return [
+            PendingRecord(epoch=Epoch(e), generation=Generation(g), started_ms=started, alignment_limit_ms=limit)
+            for e, g, started, limit in rows
+        ]
+
+    def store_outcome(self, outcome: EpochOutcome) -> None:
+        # An epoch may be known from its manifest alone, when this file was lost: then its row is made here.
+        self._write_fenced(
+            "INSERT INTO epochs (epoch, generation, started_ms, ended_ms, outcome, reason, details) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (epoch) DO UPDATE SET "
+            "ended_ms = excluded.ended_ms, outcome = excluded.outcome, reason = excluded.reason, "
+            "details = excluded.details WHERE epochs.outcome IS NULL",
+            (
+                outcome.epoch,
+                outcome.generation,
+                outcome.started_ms,
+                outcome.ended_ms,
+                outcome.outcome,
+                outcome.reason,
+                msgspec.json.encode(outcome.details),
+            ),
+        )
+
+    def history(self, limit: int) -> list[EpochOutcome]:
+        rows = self._read(
+            "SELECT epoch, generation, started_ms, ended_ms, outcome, reason, details FROM epochs "
+            "WHERE outcome IS NOT NULL ORDER BY epoch DESC LIMIT ?",
+            limit,
+        )
+        return [
+            EpochOutcome(
+                epoch=Epoch(epoch),
+                generation=Generation(generation),
+                started_ms=started,
+                ended_ms=ended,
+                outcome=outcome,
+                reason=reason,
+                details=msgspec.json.decode(details),
+            )
+            for epoch, generation, started, ended, outcome, reason, details in rows
+        ]
+
+    def store_published(self, sink: SinkId, epoch: Epoch) -> None:
+        self._write_fenced("INSERT OR REPLACE INTO published VALUES (?, ?)", (sink, epoch))
+
+    def published(self) -> dict[SinkId, Epoch]:
+        return {SinkId(sink): Epoch(epoch) for sink, epoch in self._read("SELECT sink, epoch FROM published")}
+
+    def count_recovery(self, path: str) -> None:
+        self._write_fenced(
+            "INSERT INTO recoveries VALUES (?, 1) ON CONFLICT (path) DO UPDATE SET count = count + 1", (path,)
+        )
+
+    def recoveries(self) -> dict[str, int]:
+        return dict(self._read("SELECT path, count FROM recoveries"))
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()

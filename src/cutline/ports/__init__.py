@@ -1,0 +1,66 @@
+"""What the service needs from the world. Each port is small, has a real adapter, and a conformance suite.
+
+Adapters import this package and what lies below it, never one another.
+"""
+
+from cutline.ports.engine import (
+    BatchHandler,
+    Engine,
+    OperatorPlan,
+    Query,
+    Segment,
+    StagedTask,
+    StageJob,
+    StreamingBatch,
+)
+from cutline.ports.metadata import EpochOutcome, MetadataStore, PendingRecord
+from cutline.ports.sinks import Piece, Sink, SinkContext, StageAttempt, StagedBatch, Stager, StageWriter
+from cutline.ports.snapshots import (
+    ChannelCut,
+    FileSet,
+    GenerationRecord,
+    InFlight,
+    Manifest,
+    OperatorCut,
+    OperatorRecord,
+    Pin,
+    SinkRecord,
+    SnapshotFile,
+    SnapshotStore,
+    Spans,
+    SubtaskRecord,
+)
+
+__all__ = [
+    "BatchHandler",
+    "ChannelCut",
+    "Engine",
+    "EpochOutcome",
+    "FileSet",
+    "GenerationRecord",
+    "InFlight",
+    "Manifest",
+    "MetadataStore",
+    "OperatorCut",
+    "OperatorPlan",
+    "OperatorRecord",
+    "PendingRecord",
+    "Piece",
+    "Pin",
+    "Query",
+    "Segment",
+    "Sink",
+    "SinkContext",
+    "SinkRecord",
+    "SnapshotFile",
+    "SnapshotStore",
+    "Spans",
+    "StageAttempt",
+    "StageJob",
+    "StageWriter",
+    "StagedBatch",
+    "StagedTask",
+    "Stager",
+    "StreamingBatch",
+    "SubtaskRecord",
+]

@@ -1,0 +1,114 @@
+"""The engine port: what runs an operator's query and moves its rows. The one real engine is Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from cutline.ids import BatchId, FlowName, Generation, OperatorId, Position, SinkId
+from cutline.ports.sinks import Piece, Stager
+from cutline.protocol.lineage import Lineage
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """An Arrow IPC file with rows of one batch, written by one task."""
+
+    #: File name inside the channel's data folder.
+    name: str
+    rows: int
+    size_bytes: int
+    crc32: int
+
+
+class StageJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the executors do with the rows of a batch: write segments for consumers, stage output for sinks."""
+
+    flow: FlowName
+    operator: OperatorId
+    generation: Generation
+    batch: BatchId
+    #: None: nobody reads this channel, only sinks want the rows.
+    segments_dir: str | None
+    stagers: dict[SinkId, Stager]
+
+
+class StagedTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task reports."""
+
+    rows: int
+    segment: Segment | None
+    pieces: dict[SinkId, list[Piece]]
+
+
+class StreamingBatch(Protocol):
+    """A micro-batch that the engine has planned: its rows are there to be computed."""
+
+    @property
+    def batch(self) -> BatchId: ...
+
+    def positions(self) -> Mapping[OperatorId, Position]:
+        """How far this batch reads each input channel."""
+        ...
+
+    def stage(self, job: StageJob) -> list[StagedTask]:
+        """Compute the rows and write them, on the executors. Durable when it returns."""
+        ...
+
+    def run_to_end(self) -> None:
+        """Compute the rows and drop them, so that the state advances."""
+        ...
+
+
+#: Called by the engine for every batch, in order; raising fails the query.
+BatchHandler = Callable[[StreamingBatch], None]
+
+
+class OperatorPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine has found out about an operator before anything runs."""
+
+    operator: OperatorId
+    subtasks: int
+    is_stateful: bool
+    #: Arrow schema of the rows, as an IPC message.
+    schema_ipc: bytes
+
+
+class Query(Protocol):
+    """A running query."""
+
+    def is_active(self) -> bool: ...
+
+    def failure(self) -> str | None:
+        """The whole error that ended the query, or None."""
+        ...
+
+    def stop(self) -> None:
+        """Stop now; the batch under way is cancelled and will be re-run by the next start."""
+        ...
+
+    def wait_processed(self) -> None:
+        """Wait until a source has handed out everything that is available now."""
+        ...
+
+    def progress(self) -> dict[str, Any]:
+        """Figures of the newest batch, for people."""
+        ...
+
+
+class Engine(Protocol):
+    """Plans and starts queries."""
+
+    def plan(self) -> dict[OperatorId, OperatorPlan]:
+        """Build every operator's query, in the order of the graph, and check that it can run. Starts nothing."""
+        ...
+
+    def start(self, operator: OperatorId, spark_checkpoint_dir: Path, handler: BatchHandler) -> Query: ...
+
+    def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
+        """Tell the operator's reader how far it may read a channel."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,68 @@
+"""The metadata port: the coordinator's own durable records."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from cutline.ids import Epoch, Generation, SinkId
+
+
+class PendingRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An epoch that was begun and is neither complete nor aborted."""
+
+    epoch: Epoch
+    generation: Generation
+    started_ms: int
+    alignment_limit_ms: int | None
+
+
+class EpochOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an epoch ended, for the history."""
+
+    epoch: Epoch
+    generation: Generation
+    started_ms: int
+    ended_ms: int
+    outcome: Literal["completed", "aborted"]
+    reason: str
+    details: dict[str, Any]
+
+
+class MetadataStore(Protocol):
+    """Everything the coordinator must not forget. Each call is durable when it returns."""
+
+    def next_generation(self, at_least: Generation) -> Generation:
+        """A number that was never handed out before and is no smaller than ``at_least``."""
+        ...
+
+    def last_epoch(self) -> Epoch:
+        """The highest epoch ever recorded."""
+        ...
+
+    def store_pending(self, record: PendingRecord) -> None:
+        """Record the start of an epoch. Raises FencedError if a newer generation has been handed out."""
+        ...
+
+    def pending(self) -> list[PendingRecord]:
+        """Epochs without an outcome, ascending."""
+        ...
+
+    def store_outcome(self, outcome: EpochOutcome) -> None:
+        """Record how an epoch ended. Recorded before: the first outcome stays."""
+        ...
+
+    def history(self, limit: int) -> list[EpochOutcome]:
+        """The newest outcomes, newest first."""
+        ...
+
+    def store_published(self, sink: SinkId, epoch: Epoch) -> None: ...
+
+    def published(self) -> dict[SinkId, Epoch]: ...
+
+    def count_recovery(self, path: str) -> None: ...
+
+    def recoveries(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...

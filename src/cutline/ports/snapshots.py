@@ -1,0 +1,216 @@
+"""The snapshot port: what is stored of a checkpoint, and the store that keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.ports.sinks import StagedBatch
+
+#: (generation, first position) pairs; see ``cutline.protocol.lineage``.
+Spans = list[tuple[Generation, Position]]
+
+
+class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One pinned file of a snapshot, by content."""
+
+    #: Relative to the operator's spark_checkpoint_dir.
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+class FileSet(msgspec.Struct, frozen=True, kw_only=True):
+    """The exact files that a query needs to start after ``batch``: paths relative to its spark_checkpoint_dir."""
+
+    batch: BatchId
+    #: State files, per subtask (state partition).
+    subtasks: dict[Subtask, list[str]]
+    #: Everything that belongs to the query as a whole: metadata, offsets, commits, schemas, source logs.
+    shared: list[str]
+    #: Event-time watermark that the next batch starts with; 0 when there is none.
+    watermark_ms: int = 0
+
+
+class SubtaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One subtask's part of a snapshot."""
+
+    subtask: Subtask
+    files: list[SnapshotFile]
+    size_bytes: int
+    new_bytes: int
+
+
+class SinkRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sink had staged at the cut and what it said in ``prepare``."""
+
+    staged: list[StagedBatch]
+    token: dict[str, Any]
+
+
+class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What one operator contributes to one epoch: state and positions, in one atomic record."""
+
+    flow: FlowName
+    operator: OperatorId
+    epoch: Epoch
+    generation: Generation
+    batch: BatchId
+    barrier: Position
+    positions: dict[OperatorId, Position]
+    aligned: bool
+    watermark_ms: int
+    subtasks: list[SubtaskRecord]
+    shared: list[SnapshotFile]
+    sinks: dict[SinkId, SinkRecord]
+
+    def files(self) -> list[SnapshotFile]:
+        return [*self.shared, *(file for subtask in self.subtasks for file in subtask.files)]
+
+
+class OperatorCut(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's line in the manifest."""
+
+    batch: BatchId
+    barrier: Position
+    positions: dict[OperatorId, Position]
+    aligned: bool
+    watermark_ms: int
+    record_sha256: str
+    subtasks: int
+    files: int
+    size_bytes: int
+    new_bytes: int
+    alignment_ms: float
+    sync_ms: float
+    async_ms: float
+
+
+class InFlight(msgspec.Struct, frozen=True, kw_only=True):
+    """Data between a consumer's position and the barrier: the channel's state at the cut."""
+
+    first: Position
+    end: Position
+    entries: int
+    rows: int
+    size_bytes: int
+
+
+class ChannelCut(msgspec.Struct, frozen=True, kw_only=True):
+    """A channel at the cut."""
+
+    barrier: Position
+    lineage: Spans
+    in_flight: dict[OperatorId, InFlight]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The durable record of a complete checkpoint; creating it is the commit point."""
+
+    flow: FlowName
+    epoch: Epoch
+    generation: Generation
+    previous_epoch: Epoch
+    started_ms: int
+    completed_ms: int
+    operators: dict[OperatorId, OperatorCut]
+    channels: dict[OperatorId, ChannelCut]
+
+
+class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One incarnation of the flow. Created conditionally: of two that want the same number, one loses."""
+
+    generation: Generation
+    started_ms: int
+    #: resume, local or fresh.
+    path: str
+    #: The epoch the flow was restored to; None when nothing was restored.
+    restored_epoch: Epoch | None
+    reason: str
+    #: Per channel: which generation's entries are visible where.
+    lineage: dict[OperatorId, Spans]
+    #: Per operator: the generation whose spark_checkpoint_dir it runs on.
+    spark_dirs: dict[OperatorId, Generation]
+    #: Per operator: the Arrow schema of its rows, as base64 of the IPC message.
+    schemas: dict[OperatorId, str]
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """Files held against Spark's own clean-up, not yet hashed."""
+
+    operator: OperatorId
+    epoch: Epoch
+    files: FileSet
+    #: Path inside the spark_checkpoint_dir → where it is held.
+    held: dict[str, Path]
+
+
+class SnapshotStore(Protocol):
+    """Keeps the checkpoints of one flow."""
+
+    # ---- a live spark_checkpoint_dir
+    def is_committed(self, spark_checkpoint_dir: Path, batch: BatchId) -> bool:
+        """Whether Spark has finished the batch, so that its state files are final."""
+        ...
+
+    def files_of(self, spark_checkpoint_dir: Path, batch: BatchId) -> FileSet:
+        """The exact files of a snapshot after ``batch``."""
+        ...
+
+    def live_damage(self, spark_checkpoint_dir: Path, last_appended: BatchId) -> list[str]:
+        """Why a query cannot go on in this folder, given the last batch in its log; empty when it can."""
+        ...
+
+    # ---- taking
+    def pin(self, operator: OperatorId, epoch: Epoch, spark_checkpoint_dir: Path, files: FileSet) -> Pin:
+        """Hold the files of a snapshot; fast, on the hot path."""
+        ...
+
+    def store_files(self, pin: Pin) -> tuple[list[SubtaskRecord], list[SnapshotFile]]:
+        """Hash and keep the pinned files by content; returns them per subtask, and the shared ones."""
+        ...
+
+    def store_record(self, record: OperatorRecord) -> str:
+        """Keep an operator's record; returns its checksum. Stored before with other content: replaced."""
+        ...
+
+    def store_manifest(self, manifest: Manifest) -> bool:
+        """Create the manifest. False: this epoch has one already."""
+        ...
+
+    def discard(self, epoch: Epoch) -> None:
+        """Forget what an aborted epoch left behind. An epoch with a manifest is left alone."""
+        ...
+
+    # ---- reading
+    def epochs(self) -> list[Epoch]:
+        """Epochs that have a manifest, ascending."""
+        ...
+
+    def load_manifest(self, epoch: Epoch) -> Manifest: ...
+
+    def load_record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord: ...
+
+    def damage(self, record: OperatorRecord) -> list[str]:
+        """What is wrong with the stored files of a record, for people; empty when every byte is as written."""
+        ...
+
+    def restore(self, record: OperatorRecord, spark_checkpoint_dir: Path) -> None:
+        """Build a fresh spark_checkpoint_dir that continues after the record's batch."""
+        ...
+
+    # ---- generations
+    def create_generation(self, record: GenerationRecord) -> bool: ...
+
+    def generations(self) -> list[GenerationRecord]:
+        """All generations, ascending."""
+        ...
+
+    # ---- letting go
+    def collect(self, keep: Collection[Epoch]) -> Sequence[Epoch]:
+        """Delete every checkpoint that is not kept and all content that no kept or pending one needs."""
+        ...

@@ -1,0 +1,1 @@
+"""The decisions of the checkpoint protocol. Pure: no clock, no randomness, no I/O, no threads, no logging."""

@@ -1,0 +1,52 @@
+"""The gate: how far a consumer may read one input channel now.
+
+Its one rule makes every cut consistent: *never admit past the first barrier that this operator has not cut for.*
+
+Positions do not count barriers or empty entries: a position is the place after the last entry with rows. Crossing a
+barrier therefore changes no offset, and Spark runs no empty batch for it.
+"""
+
+from __future__ import annotations
+
+from cutline.ids import START, Epoch, Position
+
+
+class InputGate:
+    """What one operator knows about one input channel."""
+
+    def __init__(self, read_up_to: Position = START) -> None:
+        #: After the last entry with rows that has appeared, and never below what was read before this gate was made.
+        self.end: Position = read_up_to
+        #: Next sequence number expected; logs are gap-free, so anything below was seen before.
+        self._next_seq: Position = START
+        #: Open barriers this operator has not cut for: epoch → position a batch must end at to stand at the barrier.
+        self._uncut: dict[Epoch, Position] = {}
+
+    def data_appeared(self, seq: Position, *, has_rows: bool) -> None:
+        """A data entry is in the log. Seen before: nothing changes."""
+        if seq < self._next_seq:
+            return
+        self._next_seq = Position(seq + 1)
+        if has_rows:
+            self.end = max(self.end, Position(seq + 1))
+
+    def barrier_appeared(self, seq: Position, epoch: Epoch, *, is_uncut: bool) -> None:
+        """A barrier is in the log; ``is_uncut``: it is open and this operator has yet to cut for it."""
+        if seq < self._next_seq:
+            return
+        self._next_seq = Position(seq + 1)
+        if is_uncut:
+            self._uncut[epoch] = self.end
+
+    def release(self, epoch: Epoch) -> None:
+        """The operator has cut for the epoch, or the epoch is over."""
+        self._uncut.pop(epoch, None)
+
+    def barrier_position(self, epoch: Epoch) -> Position | None:
+        """Where a batch must end to stand at this uncut barrier; None if the barrier has not appeared."""
+        return self._uncut.get(epoch)
+
+    def admit(self) -> Position:
+        """How far the operator may read."""
+        # Barriers of one writer appear in the order of their epochs and positions, so the smallest is the first.
+        return min(self._uncut.values(), default=self.end)

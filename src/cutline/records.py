@@ -1,0 +1,67 @@
+"""How a record is stored: JSON with a format version and a checksum, both checked on reading."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from cutline.errors import DamagedRecordError, UnknownFormatError
+
+FORMAT_VERSION = 1
+
+T = TypeVar("T")
+
+
+class _Envelope(msgspec.Struct, kw_only=True):
+    format: int
+    kind: str
+    sha256: str
+    body: msgspec.Raw
+
+
+def encode(kind: str, body: Any) -> bytes:
+    """The stored form of a record."""
+    raw = msgspec.json.encode(body, order="deterministic")
+    digest = hashlib.sha256(raw).hexdigest()
+    return msgspec.json.encode(
+        _Envelope(format=FORMAT_VERSION, kind=kind, sha256=digest, body=msgspec.Raw(raw)), order="deterministic"
+    )
+
+
+def decode(kind: str, data: bytes, type_: type[T], *, path: object = None) -> T:
+    """The record behind stored bytes; raises rather than return anything that is not exactly what was written."""
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except msgspec.MsgspecError as error:
+        raise DamagedRecordError(f"not a readable {kind} record: {error}", path=path) from error
+    if envelope.format != FORMAT_VERSION:
+        raise UnknownFormatError(
+            f"{kind} record has format {envelope.format}, this version reads {FORMAT_VERSION}",
+            next_step="use the version of Cutline that wrote it, or a newer one",
+            path=path,
+        )
+    if envelope.kind != kind:
+        raise DamagedRecordError(f"expected a {kind} record, found {envelope.kind}", path=path)
+    if hashlib.sha256(envelope.body).hexdigest() != envelope.sha256:
+        raise DamagedRecordError(f"{kind} record does not match its checksum", path=path)
+    try:
+        return msgspec.json.decode(envelope.body, type=type_)
+    except msgspec.MsgspecError as error:
+        raise DamagedRecordError(f"{kind} record lacks something: {error}", path=path) from error
+
+
+def checksum(data: bytes) -> str:
+    """Identifies the stored form of a record."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def load(kind: str, path: Path, type_: type[T]) -> T:
+    """Read and check a record file; a missing file is damage too, since the caller knows it must be there."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DamagedRecordError(f"{kind} record is missing", path=path) from error
+    return decode(kind, data, type_, path=path)

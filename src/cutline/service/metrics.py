@@ -1,0 +1,50 @@
+"""Counters and gauges of one running flow, in a Prometheus registry of its own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from cutline.ids import Epoch, FlowName, SinkId
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """What a running flow counts. ``registry`` may be served or read by anyone."""
+
+    def __init__(self, flow: FlowName) -> None:
+        self.registry = CollectorRegistry()
+        self._flow = flow
+        kind = {"registry": self.registry}
+        self._completed = Counter("cutline_checkpoints_completed", "Complete checkpoints", ["flow"], **kind)
+        self._aborted = Counter("cutline_checkpoints_aborted", "Aborted checkpoints", ["flow"], **kind)
+        self._seconds = Histogram(
+            "cutline_checkpoint_seconds", "Trigger to manifest", ["flow"], buckets=_SECONDS, **kind
+        )
+        self._epoch = Gauge("cutline_last_complete_epoch", "Newest complete epoch", ["flow"], **kind)
+        self._published = Gauge("cutline_sink_published_epoch", "Newest published epoch", ["flow", "sink"], **kind)
+        self._sink_failures = Counter("cutline_sink_commit_failures", "Failed sink commits", ["flow", "sink"], **kind)
+        self._recovery = Counter("cutline_recovery", "Starts by recovery path", ["flow", "path"], **kind)
+        self._recovery_seconds = Gauge("cutline_recovery_seconds", "Time to recover", ["flow", "path"], **kind)
+        self._restarts = Counter("cutline_query_restarts", "Restarted queries", ["flow", "operator"], **kind)
+
+    def checkpoint_completed(self, epoch: Epoch, duration_ms: int) -> None:
+        self._completed.labels(self._flow).inc()
+        self._seconds.labels(self._flow).observe(duration_ms / 1000)
+        self._epoch.labels(self._flow).set(epoch)
+
+    def checkpoint_aborted(self) -> None:
+        self._aborted.labels(self._flow).inc()
+
+    def sink_published(self, sink: SinkId, epoch: Epoch) -> None:
+        self._published.labels(self._flow, sink).set(epoch)
+
+    def sink_failed(self, sink: SinkId) -> None:
+        self._sink_failures.labels(self._flow, sink).inc()
+
+    def recovered(self, path: str, seconds: float) -> None:
+        self._recovery.labels(self._flow, path).inc()
+        self._recovery_seconds.labels(self._flow, path).set(seconds)
+
+    def query_restarted(self, operator: str) -> None:
+        self._restarts.labels(self._flow, operator).inc()

@@ -1,0 +1,298 @@
+"""How a flow comes back: go on where it was (resume), from a checkpoint (local), or from nothing (fresh).
+
+Everything is prepared first; creating the generation record is the moment at which the flow has come back. Killed
+before it, the next start finds the old generation; killed after it, the next start goes on from the new one.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from cutline import durable
+from cutline.channels.entries import data_dir
+from cutline.channels.log import ChannelLog
+from cutline.channels.segments import crc32_of
+from cutline.crashpoints import crashpoint
+from cutline.errors import CutlineError, DamagedRecordError, FencedError, FlowDefinitionError, RecoveryError
+from cutline.graph import FlowGraph
+from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, OperatorId, Position
+from cutline.layout import Layout
+from cutline.ports import (
+    GenerationRecord,
+    Manifest,
+    MetadataStore,
+    OperatorPlan,
+    OperatorRecord,
+    SnapshotStore,
+    Spans,
+)
+from cutline.protocol.lineage import Lineage, Span
+from cutline.protocol.recovery import Incarnation, live_epochs
+from cutline.service.clock import now_ms
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """The flow as it will run."""
+
+    generation: Generation
+    #: resume, local or fresh.
+    path: str
+    restored_epoch: Epoch | None
+    reason: str
+    channels: dict[OperatorId, ChannelLog]
+    spark_dirs: dict[OperatorId, Generation]
+    #: Complete epochs of the present history, ascending.
+    manifests: list[Manifest]
+    #: What did not hold on the way here, for people.
+    problems: list[str] = field(default_factory=list)
+
+
+class Recovery:
+    """Finds the best way back and takes it."""
+
+    def __init__(
+        self,
+        *,
+        graph: FlowGraph,
+        plans: Mapping[OperatorId, OperatorPlan],
+        layout: Layout,
+        snapshots: SnapshotStore,
+        metadata: MetadataStore,
+    ) -> None:
+        self._graph = graph
+        self._plans = plans
+        self._layout = layout
+        self._snapshots = snapshots
+        self._metadata = metadata
+        self._problems: list[str] = []
+
+    def recover(self) -> Recovered:
+        """Bring the flow back. Raises RecoveryError rather than lose anything silently."""
+        generations = self._snapshots.generations()
+        current = generations[-1] if generations else None
+        if current is not None:
+            self._check_same_flow(current)
+        manifests = self._live_manifests(generations)
+        newest = current.generation if current else Generation(0)
+        generation = self._metadata.next_generation(Generation(newest + 1))
+        if current is None and not manifests and not self._snapshots.epochs():
+            return self._fresh(generation, "first start of this flow")
+        if current is not None:
+            channels = self._live_channels(current)
+            if channels is not None:
+                return self._resume(generation, current, channels, manifests)
+        return self._from_checkpoint(generation, manifests)
+
+    # ------------------------------------------------------------------ what is there
+
+    def _live_manifests(self, generations: list[GenerationRecord]) -> list[Manifest]:
+        """Readable manifests of the present history; unreadable ones are reported and left out."""
+        manifests: dict[Epoch, Manifest] = {}
+        for epoch in self._snapshots.epochs():
+            try:
+                manifests[epoch] = self._snapshots.load_manifest(epoch)
+            except CutlineError as error:
+                self._problem(f"epoch {epoch}: {error}")
+        incarnations = [
+            Incarnation(
+                generation=record.generation, restored_epoch=record.restored_epoch, is_fresh=record.path == "fresh"
+            )
+            for record in generations
+        ]
+        live = live_epochs(((epoch, manifest.generation) for epoch, manifest in manifests.items()), incarnations)
+        return [manifests[epoch] for epoch in live]
+
+    def _check_same_flow(self, current: GenerationRecord) -> None:
+        recorded, declared = set(current.spark_dirs), set(self._graph.names)
+        if recorded != declared:
+            added, dropped = sorted(declared - recorded), sorted(recorded - declared)
+            raise RecoveryError(
+                f"the flow's operators have changed: added {added or 'none'}, dropped {dropped or 'none'}",
+                next_step="run the operators it was stopped with, or give the changed flow a new name",
+                flow=self._graph.flow,
+            )
+        for operator, encoded in current.schemas.items():
+            if base64.b64decode(encoded) != self._plans[operator].schema_ipc:
+                raise FlowDefinitionError(
+                    "the schema of this operator's channel has changed since the flow last ran",
+                    next_step="restore the old columns and types, or give the changed flow a new name",
+                    flow=self._graph.flow,
+                    operator=operator,
+                )
+
+    def _live_channels(self, current: GenerationRecord) -> dict[OperatorId, ChannelLog] | None:
+        """The open logs, if every operator can go on where it was; None if one cannot."""
+        channels: dict[OperatorId, ChannelLog] = {}
+        healthy = True
+        for operator in self._graph.names:
+            try:
+                channel = ChannelLog.open(operator, self._layout.channel(operator), _lineage(current.lineage[operator]))
+            except CutlineError as error:
+                self._problem(f"{operator}: {error}")
+                healthy = False
+                continue
+            channels[operator] = channel
+            folder = self._layout.spark_checkpoint_dir(operator, current.spark_dirs[operator])
+            for problem in self._snapshots.live_damage(folder, channel.last_batch):
+                self._problem(f"{operator}: {problem}")
+                healthy = False
+        return channels if healthy else None
+
+    # ------------------------------------------------------------------ the three ways
+
+    def _fresh(self, generation: Generation, reason: str) -> Recovered:
+        channels = {
+            operator: ChannelLog.open(operator, self._layout.channel(operator), Lineage.begin(generation))
+            for operator in self._graph.names
+        }
+        spark_dirs = dict.fromkeys(self._graph.names, generation)
+        for operator in self._graph.names:
+            folder = self._layout.spark_checkpoint_dir(operator, generation)
+            shutil.rmtree(folder, ignore_errors=True)
+            durable.make_dir(folder)
+        return self._enter(generation, "fresh", None, reason, channels, spark_dirs, [])
+
+    def _resume(
+        self,
+        generation: Generation,
+        current: GenerationRecord,
+        channels: dict[OperatorId, ChannelLog],
+        manifests: list[Manifest],
+    ) -> Recovered:
+        # The log forks even though nothing is given up: whatever an old process still writes is then read by nobody.
+        for channel in channels.values():
+            channel.lineage = channel.lineage.fork(generation, channel.end)
+        reopened = {name: ChannelLog.open(name, old.folder, old.lineage) for name, old in channels.items()}
+        reason = "live directories and logs are intact"
+        return self._enter(generation, "resume", None, reason, reopened, dict(current.spark_dirs), manifests)
+
+    def _from_checkpoint(self, generation: Generation, manifests: list[Manifest]) -> Recovered:
+        reason = "; ".join(self._problems) or "no generation record"
+        for index in range(len(manifests) - 1, -1, -1):
+            manifest = manifests[index]
+            try:
+                snapshots = self._verified_records(manifest)
+                channels = self._forked_channels(manifest, generation)
+            except CutlineError as error:
+                self._problem(f"epoch {manifest.epoch} cannot be used: {error}")
+                continue
+            for operator, record in snapshots.items():
+                self._snapshots.restore(record, self._layout.spark_checkpoint_dir(operator, generation))
+            crashpoint("restore-dirs-built")
+            spark_dirs = dict.fromkeys(self._graph.names, generation)
+            kept = manifests[: index + 1]
+            return self._enter(generation, "local", manifest.epoch, reason, channels, spark_dirs, kept)
+        if self._snapshots.epochs() or any(item.outcome == "completed" for item in self._metadata.history(1000)):
+            raise RecoveryError(
+                f"no checkpoint can be used, and the live state is damaged: {'; '.join(self._problems)}",
+                next_step="restore the storage folder from a backup, or start over under a new flow name",
+                flow=self._graph.flow,
+            )
+        log.warning("starting_fresh", flow=self._graph.flow, reason=reason, note="no checkpoint had ever completed")
+        return self._fresh(generation, f"no checkpoint had ever completed, and {reason}")
+
+    def _verified_records(self, manifest: Manifest) -> dict[OperatorId, OperatorRecord]:
+        if set(manifest.operators) != set(self._graph.names):
+            raise DamagedRecordError("it has other operators than the flow", epoch=manifest.epoch)
+        snapshots = {name: self._snapshots.load_record(manifest, name) for name in self._graph.names}
+        for name, record in snapshots.items():
+            damage = self._snapshots.damage(record)
+            if damage:
+                raise DamagedRecordError("; ".join(damage), operator=name, epoch=manifest.epoch)
+        return snapshots
+
+    def _forked_channels(self, manifest: Manifest, generation: Generation) -> dict[OperatorId, ChannelLog]:
+        """Each log up to its barrier, going on in the new generation, with the data in flight checked byte by byte."""
+        channels: dict[OperatorId, ChannelLog] = {}
+        for name in self._graph.names:
+            cut = manifest.channels[name]
+            lineage = _lineage(cut.lineage)
+            channel = ChannelLog.open(name, self._layout.channel(name), lineage.fork(generation, _after(cut.barrier)))
+            if channel.end != cut.barrier + 1:
+                raise DamagedRecordError(f"log ends at {channel.end}, barrier is at {cut.barrier}", channel=name)
+            first = min((flight.first for flight in cut.in_flight.values()), default=cut.barrier)
+            if channel.start > first:
+                raise DamagedRecordError(f"log begins at {channel.start}, needed from {first}", channel=name)
+            for entry in channel.data_entries(first, cut.barrier):
+                for segment in entry.segments:
+                    path = data_dir(channel.folder) / segment.name
+                    if not path.exists() or crc32_of(path) != segment.crc32:
+                        raise DamagedRecordError("a segment in flight is damaged", path=segment.name, channel=name)
+            channels[name] = channel
+        return channels
+
+    def _enter(
+        self,
+        generation: Generation,
+        path: str,
+        epoch: Epoch | None,
+        reason: str,
+        channels: dict[OperatorId, ChannelLog],
+        spark_dirs: dict[OperatorId, Generation],
+        manifests: list[Manifest],
+    ) -> Recovered:
+        record = GenerationRecord(
+            generation=generation,
+            started_ms=now_ms(),
+            path=path,
+            restored_epoch=epoch,
+            reason=reason,
+            lineage={
+                name: [(span.generation, span.start) for span in channel.lineage.spans]
+                for name, channel in channels.items()
+            },
+            spark_dirs=spark_dirs,
+            schemas={name: base64.b64encode(plan.schema_ipc).decode() for name, plan in self._plans.items()},
+        )
+        if not self._snapshots.create_generation(record):
+            raise FencedError("this generation was taken by another process", generation=generation)
+        crashpoint("restore-generation")
+        self._metadata.count_recovery(path)
+        level = log.info if path != "local" else log.warning
+        level("recovered", flow=self._graph.flow, path=path, generation=generation, epoch=epoch, reason=reason)
+        return Recovered(
+            generation=generation,
+            path=path,
+            restored_epoch=epoch,
+            reason=reason,
+            channels=channels,
+            spark_dirs=spark_dirs,
+            manifests=manifests,
+            problems=self._problems,
+        )
+
+    def _problem(self, text: str) -> None:
+        self._problems.append(text)
+        log.warning("recovery_problem", flow=self._graph.flow, problem=text)
+
+
+def sweep_spark_dirs(layout: Layout, spark_dirs: Mapping[OperatorId, Generation]) -> None:
+    """Delete Spark directories of generations that nobody runs on."""
+    for operator, generation in spark_dirs.items():
+        live = layout.spark_checkpoint_dir(operator, generation)
+        with contextlib.suppress(FileNotFoundError):
+            for folder in live.parent.iterdir():
+                if folder != live:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def batch_in(manifests: list[Manifest], operator: OperatorId) -> BatchId:
+    """The operator's cut batch in the newest complete epoch."""
+    return manifests[-1].operators[operator].batch if manifests else NO_BATCH
+
+
+def _lineage(spans: Spans) -> Lineage:
+    return Lineage(spans=tuple(Span(generation, start) for generation, start in spans))
+
+
+def _after(barrier: int) -> Position:
+    return Position(barrier + 1)

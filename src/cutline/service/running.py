@@ -1,0 +1,273 @@
+"""The handle of a running flow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import msgspec
+import structlog
+
+from cutline import durable
+from cutline.config import Options, parse_duration_ms
+from cutline.errors import CheckpointFailedError, ConfigError, FlowFailedError
+from cutline.graph import FlowGraph
+from cutline.ids import Epoch, OperatorId, SinkId
+from cutline.layout import Layout
+from cutline.ports import Engine, EpochOutcome, MetadataStore
+from cutline.protocol.messages import CheckpointOptions
+from cutline.service.coordinator import CoordinatorService
+from cutline.service.janitor import Janitor
+from cutline.service.metrics import Metrics
+from cutline.service.operator import OperatorService
+from cutline.service.recovery import Recovered
+from cutline.service.supervisor import Supervisor
+
+log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 0.02
+_STATUS_SECONDS = 0.25
+#: How many past checkpoints the status shows.
+_HISTORY_SHOWN = 20
+
+
+class RunningFlow:
+    """What ``Flow.start`` returns. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        graph: FlowGraph,
+        options: Options,
+        layout: Layout,
+        recovered: Recovered,
+        coordinator: CoordinatorService,
+        operators: Mapping[OperatorId, OperatorService],
+        supervisors: Mapping[OperatorId, Supervisor],
+        janitor: Janitor,
+        engine: Engine,
+        metadata: MetadataStore,
+        metrics: Metrics,
+        release_lock: Callable[[], None],
+    ) -> None:
+        self.name = graph.flow
+        self.metrics = metrics
+        self._graph = graph
+        self._options = options
+        self._layout = layout
+        self._recovered = recovered
+        self._coordinator = coordinator
+        self._operators = operators
+        self._supervisors = supervisors
+        self._janitor = janitor
+        self._engine = engine
+        self._metadata = metadata
+        self._release_lock = release_lock
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._paused = False
+        self._stop_lock = threading.Lock()
+        self._status_thread = threading.Thread(target=self._write_status, name="cutline-status", daemon=True)
+
+    # ------------------------------------------------------------------ used by the wiring
+
+    def begin(self) -> None:
+        self._status_thread.start()
+
+    def fail(self, error: BaseException) -> None:
+        """Something no part can go on from: everything stops, and waiting callers get the error."""
+        if self._failure is None:
+            self._failure = error
+            log.error("flow_failed", flow=self.name, error=str(error))
+            threading.Thread(target=self._shut_down, name="cutline-shutdown", daemon=True).start()
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def trigger_checkpoint(self, *, mode: str | None = None, timeout: str | float | None = None) -> Epoch:
+        """Take a checkpoint now; returns its epoch when it is complete and every sink has published it.
+
+        Raises CheckpointFailedError when it was aborted. ``mode``: "aligned" or "unaligned" for this one only.
+        """
+        self._raise_if_over()
+        limit = parse_duration_ms(timeout, option="timeout") / 1000 if timeout is not None else None
+        future = self._coordinator.request_checkpoint(self._checkpoint_options(mode))
+        try:
+            return future.result(limit)
+        except FutureTimeoutError as error:
+            raise CheckpointFailedError(
+                "not complete in the time given; it goes on in the background", flow=self.name
+            ) from error
+        except CancelledError as error:
+            self._raise_if_over()
+            raise CheckpointFailedError("the flow has stopped", flow=self.name) from error
+
+    def _checkpoint_options(self, mode: str | None) -> CheckpointOptions | None:
+        limits = {"aligned": None, "unaligned": 0, "auto": self._options.alignment_timeout_ms}
+        if mode is None:
+            return None
+        if mode not in limits:
+            raise ConfigError(f"mode: {mode!r} is not known", next_step=f"use one of {', '.join(limits)}")
+        return CheckpointOptions(alignment_limit_ms=limits[mode])
+
+    def checkpoints(self, limit: int = 100) -> list[EpochOutcome]:
+        """How past checkpoints ended, newest first."""
+        return self._metadata.history(limit)
+
+    # ------------------------------------------------------------------ running
+
+    def status(self) -> dict[str, Any]:
+        """Everything a person or a program wants to see, as plain values."""
+        return {
+            "flow": self.name,
+            "state": self._state(),
+            "generation": self._recovered.generation,
+            "recovery": {
+                "path": self._recovered.path,
+                "epoch": self._recovered.restored_epoch,
+                "reason": self._recovered.reason,
+                "problems": self._recovered.problems,
+                "counts": self._metadata.recoveries(),
+            },
+            "operators": {name: self._operator_status(name) for name in self._graph.names},
+            "sinks": {
+                node.sink: {"operator": node.operator, "published_epoch": self._coordinator.published(node.sink)}
+                for node in self._graph.sinks
+            },
+            "checkpoints": self._coordinator.view(),
+            "history": [msgspec.to_builtins(item) for item in self._metadata.history(_HISTORY_SHOWN)],
+        }
+
+    def _state(self) -> str:
+        if self._failure is not None:
+            return "failed"
+        if self._ended.is_set():
+            return "stopped"
+        return "paused" if self._paused else "running"
+
+    def _operator_status(self, name: OperatorId) -> dict[str, Any]:
+        service, supervisor = self._operators[name], self._supervisors[name]
+        query = supervisor.query
+        return {
+            "inputs": list(self._graph.node(name).inputs),
+            "active": query is not None and query.is_active(),
+            "batch": service.channel.last_batch,
+            "batches": service.batches_total,
+            "rows": service.rows_total,
+            "batch_ms": round(service.last_batch_ms, 1),
+            "backlog_rows": service.credits.backlog(),
+            "waiting_for_room": service.credits.is_waiting(),
+            "aligning": {epoch: list(inputs) for epoch, inputs in service.aligning().items()},
+            "restarts": supervisor.restarts,
+        }
+
+    def published(self, sink: SinkId) -> Epoch:
+        """The newest epoch a sink has published."""
+        return self._coordinator.published(sink)
+
+    def pause(self, *, timeout: str | float = "60s") -> bool:
+        """Give the sources no more credit and wait until everything under way is processed; True when drained."""
+        self._raise_if_over()
+        self._paused = True
+        for source in self._graph.sources:
+            self._operators[source].credits.set_paused(True)
+        return self._wait(self._is_drained, parse_duration_ms(timeout, option="timeout") / 1000)
+
+    def resume(self) -> None:
+        """Let the sources go on."""
+        for source in self._graph.sources:
+            self._operators[source].credits.set_paused(False)
+        self._paused = False
+
+    def process_all_available(self) -> None:
+        """Wait until everything the sources have now is processed by every operator and published by every sink."""
+        appended = -1
+        while True:
+            for name in self._graph.names:
+                query = self._supervisors[name].query
+                if query is not None:
+                    query.wait_processed()
+                self._wait(lambda name=name: self._operators[name].credits.is_drained() or self._ended.is_set(), None)  # type: ignore[misc]
+                self._raise_if_over()
+            # A batch that ran meanwhile may have given a later operator something to do: look again until nothing did.
+            now = sum(service.batches_total for service in self._operators.values())
+            if now == appended and self._is_drained():
+                break
+            appended = now
+        self.trigger_checkpoint()
+
+    def await_termination(self, timeout: str | float | None = None) -> bool:
+        """Wait until the flow ends; True if it has. Raises the error that ended it, if one did."""
+        limit = parse_duration_ms(timeout, option="timeout") / 1000 if timeout is not None else None
+        ended = self._ended.wait(limit)
+        if ended and self._failure is not None:
+            raise self._failure
+        return ended
+
+    def stop(self, *, drain: bool = False) -> None:
+        """Stop at a batch boundary. The next start resumes exactly here.
+
+        ``drain=True`` first processes everything under way and publishes it with a last checkpoint.
+        """
+        if drain and not self._ended.is_set():
+            self.pause()
+            self.trigger_checkpoint()
+        self._shut_down()
+
+    # ------------------------------------------------------------------ inside
+
+    def _is_drained(self) -> bool:
+        return all(s.credits.is_drained() and not s.is_in_batch for s in self._operators.values())
+
+    def _wait(self, condition: Callable[[], bool], seconds: float | None) -> bool:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not condition():
+            self._raise_if_over()
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    def _raise_if_over(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._ended.is_set():
+            raise FlowFailedError("the flow has stopped", next_step="start it again", flow=self.name)
+
+    def _shut_down(self) -> None:
+        with self._stop_lock:
+            if self._ended.is_set():
+                return
+            for supervisor in self._supervisors.values():
+                supervisor.begin_stop()
+            for service in self._operators.values():
+                service.credits.stop()
+            # Batches under way are finished: their queries then wait at the boundary, where stopping loses nothing.
+            deadline = time.monotonic() + 30
+            while any(service.is_in_batch for service in self._operators.values()) and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+            for supervisor in self._supervisors.values():
+                supervisor.stop()
+            self._coordinator.stop()
+            for service in self._operators.values():
+                service.stop()
+            self._janitor.stop()
+            self._ended.set()
+            self._publish_status()
+            self._engine.close()
+            self._metadata.close()
+            self._release_lock()
+            log.info("flow_stopped", flow=self.name)
+
+    def _write_status(self) -> None:
+        while not self._ended.wait(_STATUS_SECONDS):
+            try:
+                self._publish_status()
+            except Exception:  # watching must never hurt the flow
+                log.debug("status_not_written", exc_info=True)
+
+    def _publish_status(self) -> None:
+        durable.replace(self._layout.status, msgspec.json.encode(self.status()), sync=False)

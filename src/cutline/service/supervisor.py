@@ -1,0 +1,115 @@
+"""Keeps an operator's query running: a failed one is restarted with doubling pauses, up to a limit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from cutline.config import Options
+from cutline.errors import FlowFailedError
+from cutline.ids import FlowName
+from cutline.ports import Engine, Query
+from cutline.service.metrics import Metrics
+from cutline.service.operator import OperatorService
+
+log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 0.1
+
+
+class Supervisor:
+    """Watches one query on a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        flow: FlowName,
+        service: OperatorService,
+        engine: Engine,
+        options: Options,
+        on_fatal: Callable[[BaseException], None],
+        metrics: Metrics,
+    ) -> None:
+        self._flow = flow
+        self._service = service
+        self._engine = engine
+        self._options = options
+        self._on_fatal = on_fatal
+        self._metrics = metrics
+        self._stopping = threading.Event()
+        self._query: Query | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name=f"cutline-watch-{service.operator}", daemon=True)
+        self.restarts = 0
+
+    @property
+    def query(self) -> Query | None:
+        return self._query
+
+    def start(self) -> None:
+        self._start_query()
+        self._thread.start()
+
+    def _start_query(self) -> None:
+        with self._lock:
+            if not self._stopping.is_set():
+                self._query = self._engine.start(
+                    self._service.operator, self._service.spark_checkpoint_dir, self._service.handle_batch
+                )
+
+    def begin_stop(self) -> None:
+        """From now on the query's end is wanted."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        with self._lock:
+            query = self._query
+        if query is not None:
+            query.stop()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def _watch(self) -> None:
+        failures, last_batches = 0, -1
+        while not self._stopping.wait(_LOOK_SECONDS):
+            query = self._query
+            if query is None or query.is_active():
+                continue
+            error = query.failure() or "the query ended without an error"
+            if self._stopping.is_set():
+                return
+            # Progress since the last failure starts the count anew: only failing on the spot is hopeless.
+            failures = 1 if self._service.batches_total > last_batches else failures + 1
+            last_batches = self._service.batches_total
+            if failures > self._options.restart_limit:
+                self._on_fatal(
+                    FlowFailedError(
+                        f"failed {failures} times without finishing a batch; the last error was:\n{error}\n",
+                        next_step="mend the cause and start the flow again: it resumes where it stopped",
+                        flow=self._flow,
+                        operator=self._service.operator,
+                    )
+                )
+                return
+            pause_ms = self._options.restart_backoff_ms * 2 ** (failures - 1)
+            log.error(
+                "query_failed",
+                flow=self._flow,
+                operator=self._service.operator,
+                restart=failures,
+                of=self._options.restart_limit,
+                pause_ms=pause_ms,
+                error=error,
+            )
+            if self._stopping.wait(pause_ms / 1000):
+                return
+            self.restarts += 1
+            self._metrics.query_restarted(self._service.operator)
+            try:
+                self._start_query()
+            except Exception as problem:  # Spark may refuse in many ways; all of them end the flow, with the error
+                self._on_fatal(problem)
+                return

@@ -1,0 +1,25 @@
+"""Where a flow's rows go. Names are loaded on first use: Spark workers import only what they write with."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cutline.sinks.delta import Delta
+    from cutline.sinks.parquet import Parquet
+
+__all__ = ["Delta", "Parquet"]
+
+_HOMES = {"Delta": "cutline.sinks.delta", "Parquet": "cutline.sinks.parquet"}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,134 @@
+"""What rows look like in files: the Arrow types that Parquet, Delta and Spark all read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from cutline.errors import SinkError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cutline.ports import SinkContext
+
+_MOST_DECIMAL_DIGITS = 38
+
+
+def rows_schema(context: SinkContext) -> pa.Schema:
+    """The schema of the rows as Spark hands them over."""
+    import pyarrow as pa
+
+    return pa.ipc.read_schema(pa.BufferReader(context.schema_ipc))
+
+
+def storable_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema of the files for such rows; raises SinkError for a type that some reader could not read back.
+
+    Timestamps become microseconds (UTC if they carry a zone), everything is nullable, and nested fields get the
+    names Parquet asks for, so that the result does not depend on how Spark was told to produce Arrow.
+    """
+    import pyarrow as pa
+
+    seen: set[str] = set()
+    for name in schema.names:
+        if name.lower() in seen:
+            raise SinkError(
+                "two columns have the same name (readers do not tell upper from lower case)",
+                next_step="rename one of them in the flow",
+                column=name,
+            )
+        seen.add(name.lower())
+    return pa.schema([pa.field(field.name, _storable(field.type, field.name)) for field in schema])
+
+
+def _storable(kind: pa.DataType, column: str) -> pa.DataType:
+    import pyarrow as pa
+
+    is_ = pa.types
+    if is_.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if is_.is_struct(kind) and kind.num_fields:
+        return pa.struct([pa.field(child.name, _storable(child.type, f"{column}.{child.name}")) for child in kind])
+    if is_.is_map(kind):
+        return pa.map_(_storable(kind.key_type, f"{column}.key"), _storable(kind.item_type, f"{column}.value"))
+    if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
+        return pa.list_(pa.field("element", _storable(kind.value_type, f"{column}.element")))
+    if is_.is_dictionary(kind):
+        return _storable(kind.value_type, column)
+    if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
+        return pa.string()
+    if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
+        return pa.binary()
+    if is_.is_decimal(kind) and kind.precision <= _MOST_DECIMAL_DIGITS:
+        return pa.decimal128(kind.precision, kind.scale)
+    if is_.is_date(kind):
+        return pa.date32()
+    if is_.is_boolean(kind) or is_.is_signed_integer(kind) or is_.is_float32(kind) or is_.is_float64(kind):
+        return kind
+    raise SinkError(
+        f"a column of type {kind} cannot be written",
+        next_step="cast the column to another type (or drop it) before the sink",
+        column=column,
+    )
+
+
+def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Refuse partition columns that do not exist or whose values make no dependable folder name."""
+    import pyarrow as pa
+
+    for name in partition_by:
+        if name not in schema.names:
+            raise SinkError(
+                "the rows have no such column to partition by",
+                next_step=f"use some of: {', '.join(schema.names)}",
+                column=name,
+            )
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind):
+            raise SinkError(
+                f"cannot partition by a column of type {kind}",
+                next_step="partition by a string, integer, boolean, decimal, date or timestamp",
+                column=name,
+            )
+    if len(set(partition_by)) != len(partition_by):
+        raise SinkError("a partition column is named twice", next_step="name each column once", column=partition_by)
+    if len(partition_by) == len(schema.names):
+        raise SinkError(
+            "every column is a partition column, so nothing would be left to write into the files",
+            next_step="partition by fewer columns",
+        )
+
+
+def partition_text(value: Any) -> str | None:
+    """A partition value as Delta's protocol and Hive's folders spell it. Null and the empty string are one."""
+    match value:
+        case None | "":
+            return None
+        case bool():
+            return "true" if value else "false"
+        case datetime() if value.tzinfo is not None:
+            # With the zone written out, no reader applies its own session's time zone.
+            return value.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+        case datetime():
+            return value.isoformat(sep=" ", timespec="microseconds")
+        case Decimal():
+            return f"{value:f}"
+        case _:
+            return str(value)
+
+
+def differences(wanted: pa.Schema, found: pa.Schema) -> list[str]:
+    """What keeps rows of one schema from going where rows of the other are; empty if they are the same."""
+    lines = [
+        f"{field.name} is {field.type} but was {found.field(field.name).type}"
+        for field in wanted
+        if field.name in found.names and field.type != found.field(field.name).type
+    ]
+    lines += [f"{name} ({wanted.field(name).type}) is new" for name in wanted.names if name not in found.names]
+    lines += [f"{name} ({found.field(name).type}) is gone" for name in found.names if name not in wanted.names]
+    if not lines and wanted.names != found.names:
+        lines.append("the columns stand in another order")
+    return lines

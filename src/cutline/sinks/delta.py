@@ -1,0 +1,375 @@
+"""A Delta table: executors write its Parquet files, each epoch becomes visible with one Delta transaction.
+
+Files that no transaction names are invisible to every reader. The transaction carries the epoch as its application
+version, so the table itself knows what was published, and two writers of one epoch cannot both succeed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import msgspec
+import structlog
+
+from cutline.crashpoints import crashpoint
+from cutline.durable import fsync_dir, is_temporary, make_dir
+from cutline.errors import ConfigError, FencedError, InvariantViolation, NotDone, OutcomeUnknown, SinkError
+from cutline.ids import NO_EPOCH, Epoch
+from cutline.sinks.arrow_types import check_partition_columns, rows_schema, storable_schema
+from cutline.sinks.delta_fit import property_problems, schema_problems
+from cutline.sinks.delta_log import MARK_KEY, DeltaLog, Mark
+from cutline.sinks.parquet_files import ParquetStager
+from cutline.sinks.staged import check_commit, check_still_there, digest_of, local_path, pieces_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.transaction import PostCommitHookProperties
+
+    from cutline.ports import Piece, SinkContext, StagedBatch, Stager
+    from cutline.protocol.commit import CommitPermit
+
+#: Tries of one transaction. deltalake itself settles harmless conflicts within each; more tries need a fresh view.
+MOST_TRIES = 5
+_CHECKPOINT_INTERVAL = 100
+#: A staged file is older than the commit that names it, but clocks of hosts differ.
+_CLOCK_MARGIN_MS = 24 * 3_600_000
+_VACUUM_HINT = (
+    "restore the flow to an older checkpoint; never run a full VACUUM with a retention shorter than "
+    "the longest time the flow may stand still"
+)
+
+_log = structlog.get_logger(__name__)
+
+
+class Delta:
+    """Exactly-once rows in a Delta table, which other writers and flows may share.
+
+    With output mode ``update`` every updated row is appended as a new row.
+    """
+
+    output_modes: frozenset[str] = frozenset({"append", "update"})
+    can_rewind: bool = True
+
+    def __init__(self, path: str | os.PathLike[str], partition_by: Sequence[str] = ()) -> None:
+        if find_spec("deltalake") is None:
+            raise ConfigError("the Delta sink needs the package deltalake", next_step="pip install cutline[delta]")
+        self.path = local_path(path, sink="Delta")
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self._delta_log = DeltaLog(self.path / "_delta_log")
+        self._context: SinkContext | None = None
+        #: Of the rows as they come, and of the files they go into; both set by open.
+        self._rows: pa.Schema = None
+        self._schema: pa.Schema = None
+        self._table: DeltaTable | None = None
+
+    def __repr__(self) -> str:
+        return f"Delta({str(self.path)!r}, partition_by={self.partition_by!r})"
+
+    def open(self, context: SinkContext) -> None:
+        """Create the table, or check that such rows may be added to the one that is there."""
+        from deltalake import DeltaTable
+
+        self._rows = rows_schema(context)
+        self._schema = storable_schema(self._rows)
+        check_partition_columns(self._schema, self.partition_by)
+        self._context, self._table = context, None
+        if not DeltaTable.is_deltatable(str(self.path)):
+            self._create()
+        self._check_fit(self._refresh())
+
+    def stager(self) -> Stager:
+        context = self._opened()
+        return ParquetStager(
+            root=str(self.path),
+            folder="",
+            sink=context.sink,
+            schema_ipc=self._schema.serialize().to_pybytes(),
+            partition_by=self.partition_by,
+            has_stats=True,
+        )
+
+    def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:
+        """Staged files are durable and named by their batch: make sure before the epoch relies on them."""
+        check_still_there(self.path, pieces_of(staged), hint=_VACUUM_HINT)
+        return {}
+
+    def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
+        """Add the batches' files in one transaction; an epoch without rows makes none."""
+        context = self._opened()
+        check_commit(context, permit, staged)
+        pieces = pieces_of(staged)
+        if not pieces or self._is_published(permit, pieces):
+            return
+        crashpoint("sink-commit-begun", context.sink)
+        check_still_there(self.path, pieces, hint=_VACUUM_HINT)
+        seen = self._current().version()
+        failure: Exception | None = None
+        for _ in range(MOST_TRIES):
+            failure = self._try_publish(permit, pieces)
+            # A failed try may have taken effect: only the table itself knows.
+            if self._is_published(permit, pieces, after=failure):
+                break
+            # What stood in the way may have been a change of the table's schema.
+            self._check_fit(self._current())
+        else:
+            raise NotDone(
+                f"the table did not take the epoch in {MOST_TRIES} tries: {failure}",
+                next_step="see whether another writer blocks the table; the commit can be repeated as it is",
+                flow=permit.flow,
+                epoch=permit.epoch,
+                path=self.path,
+            ) from failure
+        crashpoint("sink-commit-done", context.sink)
+        self._checkpoint_log(seen)
+
+    def abort(self, staged: Iterable[StagedBatch]) -> None:
+        """Delete staged files that no commit names, not even one that was taken back (time travel needs those)."""
+        pieces = [piece for piece in pieces_of(staged) if (self.path / piece["path"]).exists()]
+        if not pieces:
+            return
+        import pyarrow as pa
+
+        oldest_ms = min(int(piece["modified_ms"]) for piece in pieces)
+        named = self._delta_log.named_since(oldest_ms - _CLOCK_MARGIN_MS)
+        named.update(map(unquote, pa.table(self._refresh().get_add_actions())["path"].to_pylist()))
+        for piece in pieces:
+            if piece["path"] not in named:
+                (self.path / piece["path"]).unlink(missing_ok=True)
+
+    def published(self) -> Epoch | None:
+        return self._epoch_in(self._refresh()) or None
+
+    def rewind(self, epoch: Epoch) -> None:
+        """Restore the version in which ``epoch`` was newest; rows and published epoch go back in one transaction."""
+        failure: Exception | None = None
+        for _ in range(MOST_TRIES):
+            table = self._refresh(after=failure)
+            if self._epoch_in(table) <= epoch:
+                break
+            failure = self._try_rewind(table, epoch)
+        table = self._refresh(after=failure)
+        if self._epoch_in(table) > epoch:
+            raise NotDone(
+                f"the table could not be rewound in {MOST_TRIES} tries: {failure}",
+                next_step="see whether another writer blocks the table; the rewind can be repeated as it is",
+                epoch=epoch,
+                path=self.path,
+            ) from failure
+        if (newest := self._delta_log.newest_of(self._app)) is not None:
+            self._delta_log.make_durable(newest - 1, table.version())
+
+    # ------------------------------------------------------------------ the table
+
+    @property
+    def _app(self) -> str:
+        context = self._opened()
+        return f"cutline/{context.flow}/{context.sink}"
+
+    def _opened(self) -> SinkContext:
+        if self._context is None:
+            raise InvariantViolation("the sink is used before it was opened", path=self.path)
+        return self._context
+
+    def _create(self) -> None:
+        from deltalake import DeltaTable
+
+        make_dir(self.path)
+        strangers = [name for name in os.listdir(self.path) if name != "_delta_log" and not is_temporary(name)]
+        if strangers:
+            raise SinkError(
+                f"the folder is not empty ({sorted(strangers)[0]} …) and is not a Delta table",
+                next_step="give the sink a new folder or an existing Delta table",
+                path=self.path,
+            )
+        # "ignore": another flow may create the shared table at the same moment; what is there is checked after.
+        DeltaTable.create(str(self.path), self._schema, mode="ignore", partition_by=list(self.partition_by))
+        self._delta_log.make_durable(-1, 0)
+        fsync_dir(self.path)
+
+    def _check_fit(self, table: DeltaTable) -> None:
+        import pyarrow as pa
+        from deltalake import Schema
+
+        context = self._opened()
+        # The files' schema allows nulls everywhere; whether nulls can come is what the rows' own schema says.
+        strict = pa.schema([field.with_nullable(self._rows.field(field.name).nullable) for field in self._schema])
+        problems = property_problems(table.metadata().configuration)
+        problems += schema_problems(Schema.from_arrow(strict).to_json(), table.schema().to_json())
+        if (found := tuple(table.metadata().partition_columns)) != self.partition_by:
+            problems.append(f"it is partitioned by {found or 'nothing'}, the sink by {self.partition_by or 'nothing'}")
+        if problems:
+            raise SinkError(
+                f"the table does not take these rows: {'; '.join(problems)}",
+                next_step="change the rows or the table (ALTER TABLE … ADD COLUMNS), or give the sink another path",
+                flow=context.flow,
+                sink=context.sink,
+                path=self.path,
+            )
+
+    def _refresh(self, after: Exception | None = None) -> DeltaTable:
+        """The table as it is now. ``after`` is a failure whose effect this look is meant to find out."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        self._opened()
+        try:
+            if self._table is None:
+                self._table = DeltaTable(str(self.path))
+            else:
+                self._table.update_incremental()
+        except (DeltaError, OSError) as error:
+            self._table = None
+            kind = OutcomeUnknown if after is not None else NotDone
+            raise kind(f"the table cannot be read: {error}", path=self.path) from (after or error)
+        return self._table
+
+    def _current(self) -> DeltaTable:
+        """The table as last seen."""
+        if self._table is None:
+            raise InvariantViolation("the table is used before it was read", path=self.path)
+        return self._table
+
+    def _epoch_in(self, table: DeltaTable) -> Epoch:
+        return Epoch(table.transaction_version(self._app) or NO_EPOCH)
+
+    def _rewound_in(self, table: DeltaTable) -> Epoch:
+        """Highest epoch that a rewind took away. It and all below are never published again."""
+        return Epoch(table.transaction_version(f"{self._app}/rewound") or NO_EPOCH)
+
+    def _properties(self, mark: Mark, rewound: Epoch | None = None) -> CommitProperties:
+        from deltalake import CommitProperties, Transaction
+
+        # Without lastUpdated a transaction never expires (delta.setTransactionRetentionDuration).
+        transactions = [Transaction(self._app, mark.after)]
+        if rewound is not None:
+            transactions.append(Transaction(f"{self._app}/rewound", rewound))
+        return CommitProperties(custom_metadata={MARK_KEY: msgspec.to_builtins(mark)}, app_transactions=transactions)
+
+    # ------------------------------------------------------------------ publishing
+
+    def _is_published(self, permit: CommitPermit, pieces: list[Piece], *, after: Exception | None = None) -> bool:
+        """Whether the epoch is there already, and is this one; raises if it must not be published at all."""
+        table = self._refresh(after=after)
+        newest = self._epoch_in(table)
+        if permit.epoch > newest:
+            if permit.epoch <= self._rewound_in(table):
+                raise FencedError(
+                    "the epoch was taken back by a rewind; this commit comes from the abandoned history",
+                    flow=permit.flow,
+                    epoch=permit.epoch,
+                    path=self.path,
+                )
+            return False
+        commit = self._delta_log.find_publish(self._app, permit.epoch)
+        if commit is not None and commit.mark is not None and commit.mark.digest == digest_of(pieces):
+            # The one who published it may have died before it was durable.
+            self._delta_log.make_durable(commit.version - 1, table.version())
+            return True
+        if commit is None and permit.epoch == newest:
+            return True  # so old that its commit was cleaned away; the transaction version vouches for it
+        raise SinkError(
+            f"the table is at epoch {newest} of another history of this flow",
+            next_step="was the flow's storage deleted? Give the flow or the sink another name, or use another table",
+            flow=permit.flow,
+            sink=permit.sink,
+            epoch=permit.epoch,
+            path=self.path,
+        )
+
+    def _try_publish(self, permit: CommitPermit, pieces: list[Piece]) -> Exception | None:
+        """One try on top of the very version in which the epoch was not published and not fenced.
+
+        Whoever changes either in between conflicts with it. After a failure only a fresh look tells what happened.
+        """
+        from deltalake.exceptions import DeltaError
+        from deltalake.transaction import AddAction
+
+        table = self._current()
+        mark = Mark(
+            app=self._app,
+            kind="publish",
+            before=self._epoch_in(table),
+            after=permit.epoch,
+            digest=digest_of(pieces),
+        )
+        adds = [
+            AddAction(
+                path=piece["path"],  # deltalake does the percent-encoding
+                size=piece["size_bytes"],
+                partition_values=piece["partition"],
+                modification_time=piece["modified_ms"],
+                data_change=True,
+                stats=piece["stats"],
+            )
+            for piece in pieces
+        ]
+        crashpoint("sink-commit-half", permit.sink)
+        try:
+            table.create_write_transaction(
+                list(adds),
+                mode="append",
+                schema=table.schema(),
+                partition_by=list(self.partition_by),
+                commit_properties=self._properties(mark),
+                post_commithook_properties=_no_hooks(),
+            )
+        except (DeltaError, OSError) as error:
+            return error
+        return None
+
+    def _try_rewind(self, table: DeltaTable, epoch: Epoch) -> Exception | None:
+        from deltalake.exceptions import DeltaError
+
+        self._check_removable(table)
+        published = self._epoch_in(table)
+        version, after = self._delta_log.rewind_target(self._app, published, epoch)
+        mark = Mark(app=self._app, kind="rewind", before=published, after=after)
+        rewound = max(self._rewound_in(table), published)
+        crashpoint("sink-rewind-half", self._opened().sink)
+        try:
+            # Fails if anybody commits in between, so a foreign change is never restored away unseen.
+            table.restore(
+                version,
+                commit_properties=self._properties(mark, rewound=rewound),
+                post_commithook_properties=_no_hooks(),
+            )
+        except (DeltaError, OSError) as error:
+            return error
+        return None
+
+    def _checkpoint_log(self, seen: int) -> None:
+        """Condense the log now and then, as Delta's writers do. Only reading gets slower if it fails."""
+        from deltalake.exceptions import DeltaError
+
+        table = self._refresh()
+        configuration = table.metadata().configuration
+        interval = int(configuration.get("delta.checkpointInterval") or _CHECKPOINT_INTERVAL)
+        if table.version() // interval == seen // interval:
+            return
+        try:
+            table.create_checkpoint()
+            self._delta_log.make_checkpoint_durable(table.version())
+            if configuration.get("delta.enableExpiredLogCleanup", "true") != "false":
+                table.cleanup_metadata()
+        except (DeltaError, OSError) as error:
+            _log.warning("delta_checkpoint_failed", path=str(self.path), version=table.version(), error=str(error))
+
+    def _check_removable(self, table: DeltaTable) -> None:
+        if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+            raise SinkError(
+                "the table is append-only, so nothing can be taken back",
+                next_step="restore the flow without rewinding this sink, or unset delta.appendOnly",
+                path=self.path,
+            )
+
+
+def _no_hooks() -> PostCommitHookProperties:
+    """Condensing the log is done apart, where its failure is not mistaken for one of the commit."""
+    from deltalake.transaction import PostCommitHookProperties
+
+    return PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)

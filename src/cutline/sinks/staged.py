@@ -1,0 +1,69 @@
+"""What every file sink asks of a permit, its batches and their pieces before it touches anything."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from cutline.errors import InvariantViolation, SinkError
+
+if TYPE_CHECKING:
+    from cutline.ports import Piece, SinkContext, StagedBatch
+    from cutline.protocol.commit import CommitPermit
+
+
+def local_path(path: str | os.PathLike[str], *, sink: str) -> Path:
+    """The sink's folder, absolute, because executors have working directories of their own."""
+    text = os.fspath(path).removeprefix("file://")
+    if "://" in text:
+        raise SinkError(
+            f"{sink} writes to a mounted file system only, for now",
+            next_step="give a path that the driver and all executors share",
+            path=text,
+        )
+    return Path(text).absolute()
+
+
+def check_commit(context: SinkContext, permit: CommitPermit, staged: Sequence[StagedBatch]) -> None:
+    """A permit for another sink, or a batch outside it, is a bug of the caller: publishing it would be worse."""
+    if (permit.flow, permit.sink) != (context.flow, context.sink):
+        raise InvariantViolation(
+            "commit with another sink's permit", flow=permit.flow, sink=permit.sink, expected=context.sink
+        )
+    for batch in staged:
+        if not permit.covers(batch.batch):
+            raise InvariantViolation(
+                "commit of a batch outside the permit", flow=permit.flow, epoch=permit.epoch, batch=batch.batch
+            )
+
+
+def pieces_of(staged: Iterable[StagedBatch]) -> list[Piece]:
+    """All pieces, in the order of the batches; each names a file below the sink's folder."""
+    pieces = [piece for batch in staged for piece in batch.pieces]
+    for piece in pieces:
+        path = PurePosixPath(piece["path"])
+        if path.is_absolute() or ".." in path.parts:
+            raise InvariantViolation("a staged piece lies outside the sink's folder", path=path)
+    return pieces
+
+
+def digest_of(pieces: Iterable[Piece]) -> str:
+    """Identifies what an epoch publishes, so that a repeat can be told from another epoch of the same number."""
+    return hashlib.sha256("\n".join(sorted(piece["path"] for piece in pieces)).encode()).hexdigest()
+
+
+def check_still_there(root: Path, pieces: Iterable[Piece], *, hint: str) -> None:
+    """Refuse to publish a file that somebody deleted or cut short since it was staged."""
+    for piece in pieces:
+        path = root / piece["path"]
+        try:
+            size_bytes = path.stat().st_size
+        except FileNotFoundError as error:
+            raise SinkError("a staged file is gone", next_step=hint, path=path) from error
+        if size_bytes != piece["size_bytes"]:
+            raise SinkError(
+                f"a staged file has {size_bytes} bytes instead of {piece['size_bytes']}", next_step=hint, path=path
+            )

@@ -1,0 +1,126 @@
+"""Content-addressed files: each content is stored once, under the name of its hash, and never changed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from cutline import durable
+from cutline.errors import DamagedRecordError
+from cutline.layout import Layout
+from cutline.ports import SnapshotFile
+
+_BLOCK_BYTES = 1 << 20
+#: Identity of a file's content as far as the file system can tell: device, inode, size, time of last change.
+_Identity = tuple[int, int, int, int]
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file's content."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class BlobStore:
+    """The blobs of one flow."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        #: Files hashed before, so that a file shared by many epochs is read once.
+        self._known: dict[_Identity, str] = {}
+        #: Content that pending epochs rely on; collection leaves it alone. Counted: epochs share content.
+        self._claims: dict[str, int] = {}
+        self._lock = threading.Lock()
+        durable.make_dir(layout.blobs)
+
+    def store(self, held: Path, path: str) -> tuple[SnapshotFile, int]:
+        """Keep the content of ``held``, claimed until ``unclaim``; returns it and how many bytes were new."""
+        stat = held.stat()
+        identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        with self._lock:
+            digest = self._known.get(identity)
+        if digest is None:
+            digest = sha256_of(held)
+        with self._lock:
+            self._known[identity] = digest
+            self._claims[digest] = self._claims.get(digest, 0) + 1
+            new = self._link(held, digest)
+        return SnapshotFile(path=path, sha256=digest, size_bytes=stat.st_size), stat.st_size if new else 0
+
+    def _link(self, held: Path, digest: str) -> bool:
+        target = self._layout.blob(digest)
+        with contextlib.suppress(FileNotFoundError):
+            if target.stat().st_size == held.stat().st_size:
+                return False
+            target.unlink()  # cut short by whatever happened to the disk; the content is here again
+        durable.make_dir(target.parent)
+        # Spark does not sync what it writes; what a checkpoint relies on must survive a power cut.
+        durable.fsync_file(held)
+        try:
+            os.link(held, target)
+        except FileExistsError:
+            return False
+        except OSError:  # another file system, or one without hard links
+            temp = target.with_name(f".tmp-{digest}")
+            shutil.copyfile(held, temp)
+            durable.fsync_file(temp)
+            os.replace(temp, target)
+        durable.fsync_dir(target.parent)
+        return True
+
+    def unclaim(self, digests: Iterable[str]) -> None:
+        """These are now reached by a manifest, or given up."""
+        with self._lock:
+            for digest in digests:
+                left = self._claims.get(digest, 0) - 1
+                if left > 0:
+                    self._claims[digest] = left
+                else:
+                    self._claims.pop(digest, None)
+
+    def damage(self, file: SnapshotFile) -> str | None:
+        """What is wrong with a stored file; None when every byte is as it was."""
+        blob = self._layout.blob(file.sha256)
+        try:
+            size = blob.stat().st_size
+        except FileNotFoundError:
+            return f"{file.path}: blob {file.sha256[:12]} is missing"
+        if size != file.size_bytes:
+            return f"{file.path}: blob {file.sha256[:12]} has {size} bytes instead of {file.size_bytes}"
+        if sha256_of(blob) != file.sha256:
+            return f"{file.path}: blob {file.sha256[:12]} does not match its hash"
+        return None
+
+    def place(self, file: SnapshotFile, target: Path) -> None:
+        """Put a stored file where Spark will read it. Spark replaces files but never writes into one, so links do."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        blob = self._layout.blob(file.sha256)
+        try:
+            os.link(blob, target)
+        except FileNotFoundError as error:
+            raise DamagedRecordError("a blob is missing", path=blob) from error
+        except OSError:
+            shutil.copyfile(blob, target)
+
+    def sweep(self, reachable: set[str]) -> int:
+        """Delete content that nothing reaches and nobody has claimed; returns how many files went."""
+        gone = 0
+        for folder in self._layout.blobs.iterdir():
+            for blob in folder.iterdir():
+                with self._lock:
+                    if blob.name in reachable or blob.name in self._claims:
+                        continue
+                    blob.unlink(missing_ok=True)
+                gone += 1
+        with self._lock, contextlib.suppress(ValueError):
+            # Inode numbers are reused once a file is gone: what was swept must not be remembered.
+            self._known = {identity: d for identity, d in self._known.items() if d in reachable or d in self._claims}
+        return gone

@@ -1,0 +1,195 @@
+"""The snapshot store of the local tier."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from cutline import durable, records
+from cutline.crashpoints import crashpoint
+from cutline.errors import CutlineError, DamagedRecordError
+from cutline.ids import NO_BATCH, BatchId, Epoch, OperatorId, Subtask
+from cutline.layout import Layout
+from cutline.ports import (
+    FileSet,
+    GenerationRecord,
+    Manifest,
+    OperatorRecord,
+    Pin,
+    SnapshotFile,
+    SubtaskRecord,
+)
+from cutline.snapshots.blobs import BlobStore
+from cutline.snapshots.closure import closure, last_batches, verify_files
+
+
+class LocalSnapshotStore:
+    """Everything on one file system. See ``cutline.ports.SnapshotStore`` for what each method promises."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        for folder in (layout.checkpoints, layout.generations, layout.pins):
+            durable.make_dir(folder)
+        self._blobs = BlobStore(layout)
+        #: Content claimed per pending epoch.
+        self._claimed: dict[Epoch, list[str]] = {}
+        # Pins belong to the process that made them; what an earlier one left holds nothing any more.
+        for leftover in layout.pins.iterdir():
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    # ------------------------------------------------------------------ a live spark_checkpoint_dir
+
+    def is_committed(self, spark_checkpoint_dir: Path, batch: BatchId) -> bool:
+        return batch == NO_BATCH or (spark_checkpoint_dir / "commits" / str(batch)).exists()
+
+    def files_of(self, spark_checkpoint_dir: Path, batch: BatchId) -> FileSet:
+        return closure(spark_checkpoint_dir, batch)
+
+    def live_damage(self, spark_checkpoint_dir: Path, last_appended: BatchId) -> list[str]:
+        planned, committed = last_batches(spark_checkpoint_dir)
+        if not committed <= last_appended <= committed + 1:
+            return [f"Spark has committed batch {committed}, the log ends with batch {last_appended}"]
+        if not committed <= planned <= committed + 1 or last_appended > planned:
+            return [f"Spark has planned batch {planned} and committed {committed}, the log ends with {last_appended}"]
+        if committed == NO_BATCH:
+            return []
+        try:
+            files = closure(spark_checkpoint_dir, committed)
+        except CutlineError as error:
+            return [str(error)]
+        names = [*files.shared, *(name for subtask in files.subtasks.values() for name in subtask)]
+        return verify_files(spark_checkpoint_dir, names, full=False)
+
+    # ------------------------------------------------------------------ taking
+
+    def pin(self, operator: OperatorId, epoch: Epoch, spark_checkpoint_dir: Path, files: FileSet) -> Pin:
+        folder = self._layout.pin(epoch, operator)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        held: dict[str, Path] = {}
+        names = [*files.shared, *(name for subtask in files.subtasks.values() for name in subtask)]
+        for number, name in enumerate(names):
+            target = folder / str(number)
+            try:
+                os.link(spark_checkpoint_dir / name, target)
+            except FileNotFoundError as error:
+                raise DamagedRecordError("a file of the snapshot is gone", path=name, operator=operator) from error
+            except OSError:
+                shutil.copyfile(spark_checkpoint_dir / name, target)
+            held[name] = target
+        return Pin(operator=operator, epoch=epoch, files=files, held=held)
+
+    def store_files(self, pin: Pin) -> tuple[list[SubtaskRecord], list[SnapshotFile]]:
+        claimed = self._claimed.setdefault(pin.epoch, [])
+
+        def keep(names: list[str]) -> tuple[list[SnapshotFile], int]:
+            files, new = [], 0
+            for name in names:
+                file, new_bytes = self._blobs.store(pin.held[name], name)
+                claimed.append(file.sha256)
+                files.append(file)
+                new += new_bytes
+            return files, new
+
+        subtasks = []
+        for subtask, names in sorted(pin.files.subtasks.items()):
+            files, new = keep(names)
+            size = sum(file.size_bytes for file in files)
+            subtasks.append(SubtaskRecord(subtask=Subtask(subtask), files=files, size_bytes=size, new_bytes=new))
+        shared, _ = keep(pin.files.shared)
+        shutil.rmtree(self._layout.pin(pin.epoch, pin.operator), ignore_errors=True)
+        return subtasks, shared
+
+    def store_record(self, record: OperatorRecord) -> str:
+        durable.make_dir(self._layout.checkpoint(record.epoch))
+        data = records.encode("operator", record)
+        durable.replace(self._layout.record(record.epoch, record.operator), data)
+        return records.checksum(data)
+
+    def store_manifest(self, manifest: Manifest) -> bool:
+        created = durable.create(self._layout.manifest(manifest.epoch), records.encode("manifest", manifest))
+        if created:
+            self._release_claims(manifest.epoch)
+        return created
+
+    def discard(self, epoch: Epoch) -> None:
+        if self._layout.manifest(epoch).exists():
+            return
+        shutil.rmtree(self._layout.checkpoint(epoch), ignore_errors=True)
+        shutil.rmtree(self._layout.pins / f"{epoch:012d}", ignore_errors=True)
+        self._release_claims(epoch)
+
+    def _release_claims(self, epoch: Epoch) -> None:
+        self._blobs.unclaim(self._claimed.pop(epoch, []))
+        with contextlib.suppress(OSError):
+            (self._layout.pins / f"{epoch:012d}").rmdir()
+
+    # ------------------------------------------------------------------ reading
+
+    def epochs(self) -> list[Epoch]:
+        return sorted(
+            Epoch(int(folder.name))
+            for folder in self._layout.checkpoints.iterdir()
+            if (folder / "manifest.json").exists()
+        )
+
+    def load_manifest(self, epoch: Epoch) -> Manifest:
+        return records.load("manifest", self._layout.manifest(epoch), Manifest)
+
+    def load_record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord:
+        path = self._layout.record(manifest.epoch, operator)
+        record = records.load("operator", path, OperatorRecord)
+        if records.checksum(path.read_bytes()) != manifest.operators[operator].record_sha256:
+            raise DamagedRecordError(
+                "operator record is not the one the manifest names", path=path, epoch=manifest.epoch, operator=operator
+            )
+        return record
+
+    def damage(self, record: OperatorRecord) -> list[str]:
+        found = (self._blobs.damage(file) for file in record.files())
+        return [problem for problem in found if problem]
+
+    def restore(self, record: OperatorRecord, spark_checkpoint_dir: Path) -> None:
+        shutil.rmtree(spark_checkpoint_dir, ignore_errors=True)
+        durable.make_dir(spark_checkpoint_dir)
+        for file in record.files():
+            self._blobs.place(file, spark_checkpoint_dir / file.path)
+
+    # ------------------------------------------------------------------ generations
+
+    def create_generation(self, record: GenerationRecord) -> bool:
+        return durable.create(self._layout.generation(record.generation), records.encode("generation", record))
+
+    def generations(self) -> list[GenerationRecord]:
+        paths = sorted(path for path in self._layout.generations.iterdir() if not durable.is_temporary(path.name))
+        return [records.load("generation", path, GenerationRecord) for path in paths]
+
+    # ------------------------------------------------------------------ letting go
+
+    def collect(self, keep: Collection[Epoch]) -> Sequence[Epoch]:
+        """Manifest first: killed half-way, an epoch is either whole or not there, and the next run finds the rest."""
+        gone = []
+        for epoch in self.epochs():
+            if epoch not in keep:
+                self._layout.manifest(epoch).unlink(missing_ok=True)
+                durable.fsync_dir(self._layout.checkpoint(epoch))
+                crashpoint("mid-collect")
+                gone.append(epoch)
+        newest_kept = max(keep, default=Epoch(0))
+        for folder in self._layout.checkpoints.iterdir():
+            # Above the newest kept one are pending epochs, whose records are being written.
+            if int(folder.name) < newest_kept and Epoch(int(folder.name)) not in keep:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._blobs.sweep(self._reachable())
+        return gone
+
+    def _reachable(self) -> set[str]:
+        reached: set[str] = set()
+        for epoch in self.epochs():
+            manifest = self.load_manifest(epoch)
+            for operator in manifest.operators:
+                reached.update(file.sha256 for file in self.load_record(manifest, operator).files())
+        return reached

@@ -1,0 +1,1 @@
+"""Everything that touches Spark. The only package that imports pyspark."""

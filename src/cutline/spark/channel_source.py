@@ -1,0 +1,132 @@
+"""The gated source: a Python data source that reads a channel as far as the gate allows.
+
+``latestOffset`` runs in a Python process beside the driver and sees the gate as a small file that the driver replaces
+atomically. Every source of every query starts such a process: what this module imports is paid many times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+FORMAT = "cutline_channel"
+
+
+class SegmentsPartition(InputPartition):
+    """The segments that one task reads."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+
+class ChannelSource(DataSource):
+    """``spark.readStream.format("cutline_channel")``; made by the engine, not by users."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return ChannelReader(self.options)
+
+
+class ChannelReader(DataSourceStreamReader):
+    """Reads entries in [start, end); positions count neither barriers nor empty entries."""
+
+    def __init__(self, options: Any) -> None:
+        self._channel = options["channel"]
+        self._folder = Path(options["folder"])
+        self._gate_path = options["gate"]
+        self._parallelism = int(options["parallelism"])
+        self._gate_stamp: tuple[int, int] = (0, 0)
+        self._gate: dict[str, Any] = {}
+        #: Entries read before; they never change.
+        self._entries: dict[int, dict[str, Any]] = {}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._offset(0)
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        gate = self._read_gate()
+        admit = int(gate["admit"])
+        position = int(start["position"])
+        if admit <= position:
+            return start
+        end, size = position, 0
+        for entry in self._rows_between(position, admit):
+            size += entry["size_bytes"]
+            if end > position and size > gate["max_bytes"]:
+                break
+            end = entry["seq"] + 1
+        return self._offset(end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        first, last = int(start["position"]), int(end["position"])
+        segments = [
+            (segment["size_bytes"], str(self._folder / "data" / segment["name"]))
+            for entry in self._rows_between(first, last)
+            for segment in entry["segments"]
+        ]
+        for old in [seq for seq in self._entries if seq < first]:
+            del self._entries[old]
+        return [SegmentsPartition(paths) for paths in _balanced(segments, self._parallelism)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        from cutline.channels.segments import read_segment  # executors only
+
+        assert isinstance(partition, SegmentsPartition)
+        for path in partition.paths:
+            yield from read_segment(Path(path))
+
+    # ------------------------------------------------------------------ inside
+
+    def _offset(self, position: int) -> dict[str, Any]:
+        return {"channel": self._channel, "position": position}
+
+    def _read_gate(self) -> dict[str, Any]:
+        stat = os.stat(self._gate_path)
+        stamp = (stat.st_mtime_ns, stat.st_ino)
+        if stamp != self._gate_stamp:
+            with open(self._gate_path, "rb") as file:
+                self._gate = json.loads(file.read())
+            self._gate_stamp = stamp
+        return self._gate
+
+    def _rows_between(self, first: int, end: int) -> Iterator[dict[str, Any]]:
+        """Data entries with rows in [first, end)."""
+        if not self._gate:
+            self._read_gate()
+        for seq in range(first, end):
+            entry = self._entries.get(seq)
+            if entry is None:
+                entry = self._entries[seq] = self._load(seq)
+            if entry["type"] == "data" and entry["rows"]:
+                yield entry
+
+    def _load(self, seq: int) -> dict[str, Any]:
+        generation = next(g for g, start in reversed(self._gate["lineage"]) if start <= seq)
+        path = self._folder / f"g{generation:06d}" / f"{seq:012d}.json"
+        with open(path, "rb") as file:
+            body: dict[str, Any] = json.loads(file.read())["body"]
+        if body["type"] == "data":
+            body["size_bytes"] = sum(segment["size_bytes"] for segment in body["segments"])
+        return body
+
+
+def _balanced(segments: list[tuple[int, str]], parallelism: int) -> list[list[str]]:
+    """Few partitions of similar size, whatever the number of segments."""
+    count = min(len(segments), max(parallelism, 1))
+    groups: list[tuple[int, list[str]]] = [(0, []) for _ in range(count)]
+    for size, path in sorted(segments, reverse=True):
+        smallest = min(range(count), key=lambda index: groups[index][0])
+        groups[smallest] = (groups[smallest][0] + size, [*groups[smallest][1], path])
+    return [paths for _, paths in groups]

@@ -1,0 +1,171 @@
+"""The engine: one Spark streaming query per operator, rows moved by executors."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from cutline import durable
+from cutline.config import Options
+from cutline.graph import FlowGraph, OperatorNode
+from cutline.ids import BatchId, OperatorId, Position
+from cutline.layout import Layout
+from cutline.ports import BatchHandler, OperatorPlan, StagedTask, StageJob
+from cutline.protocol.lineage import Lineage
+from cutline.spark import plan as planning
+from cutline.spark.channel_source import FORMAT, ChannelSource
+from cutline.spark.session import query_session
+from cutline.spark.staging import REPORT_SCHEMA, stage_rows
+
+
+class SparkBatch:
+    """A micro-batch inside ``foreachBatch``: Spark has written its offsets and not yet its commit."""
+
+    def __init__(self, frame: DataFrame, batch: BatchId, spark_checkpoint_dir: Path) -> None:
+        self._frame = frame
+        self._batch = batch
+        self._spark_checkpoint_dir = spark_checkpoint_dir
+
+    @property
+    def batch(self) -> BatchId:
+        return self._batch
+
+    def positions(self) -> Mapping[OperatorId, Position]:
+        """From Spark's own offset log, which is what a re-run of the batch would read too."""
+        lines = (self._spark_checkpoint_dir / "offsets" / str(self._batch)).read_text().splitlines()
+        offsets = [json.loads(line) for line in lines[2:] if line.startswith("{")]
+        return {
+            OperatorId(offset["channel"]): Position(offset["position"]) for offset in offsets if "channel" in offset
+        }
+
+    def stage(self, job: StageJob) -> list[StagedTask]:
+        rows = self._frame.mapInArrow(stage_rows(job), REPORT_SCHEMA).collect()
+        return [msgspec.json.decode(row["report"], type=StagedTask) for row in rows]
+
+    def run_to_end(self) -> None:
+        self._frame.write.format("noop").mode("overwrite").save()
+
+
+class SparkQuery:
+    """A running query. See ``cutline.ports.Query``."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+
+    def is_active(self) -> bool:
+        return self._query.isActive
+
+    def failure(self) -> str | None:
+        error = self._query.exception()
+        return str(error) if error else None
+
+    def stop(self) -> None:
+        self._query.stop()
+
+    def wait_processed(self) -> None:
+        self._query.processAllAvailable()
+
+    def progress(self) -> dict[str, Any]:
+        latest = self._query.lastProgress
+        return json.loads(latest.json) if latest is not None else {}
+
+
+class SparkEngine:
+    """Plans and starts the queries of one flow. See ``cutline.ports.Engine``."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        graph: FlowGraph,
+        functions: Mapping[OperatorId, Callable[..., DataFrame]],
+        layout: Layout,
+        options: Options,
+    ) -> None:
+        self._session = session
+        self._graph = graph
+        self._functions = functions
+        self._layout = layout
+        self._options = options
+        self._frames: dict[OperatorId, DataFrame] = {}
+
+    # ------------------------------------------------------------------ planning
+
+    def plan(self) -> dict[OperatorId, OperatorPlan]:
+        plans: dict[OperatorId, OperatorPlan] = {}
+        for node in self._graph.operators:
+            frame = planning.check_streaming(self._graph.flow, node.operator, self._build(node))
+            mode = self._graph.output_modes[node.operator]
+            planning.check_output_mode(self._graph.flow, node.operator, frame, mode)
+            stateful = planning.is_stateful(frame)
+            partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1")
+            self._frames[node.operator] = frame
+            plans[node.operator] = OperatorPlan(
+                operator=node.operator,
+                subtasks=partitions if stateful else 1,
+                is_stateful=stateful,
+                schema_ipc=planning.schema_message(frame),
+            )
+        return plans
+
+    def _build(self, node: OperatorNode) -> Any:
+        session = query_session(self._session, state_backend=self._options.state_backend, subtasks=node.subtasks)
+        session.dataSource.register(ChannelSource)
+        function = self._functions[node.operator]
+        inputs = [self._input(session, node.operator, name) for name in node.inputs]
+        if not node.inputs:
+            return function(session)
+        wants_session = "spark" in inspect.signature(function).parameters
+        return function(*inputs, **({"spark": session} if wants_session else {}))
+
+    def _input(self, session: SparkSession, consumer: OperatorId, channel: OperatorId) -> DataFrame:
+        return (
+            session.readStream.format(FORMAT)
+            .schema(self._frames[channel].schema)
+            .option("channel", channel)
+            .option("folder", str(self._layout.channel(channel)))
+            .option("gate", str(self._gate_path(consumer, channel)))
+            .option("parallelism", str(session.sparkContext.defaultParallelism))
+            .load()
+        )
+
+    # ------------------------------------------------------------------ running
+
+    def start(self, operator: OperatorId, spark_checkpoint_dir: Path, handler: BatchHandler) -> SparkQuery:
+        frame = self._frames[operator]
+
+        def on_batch(rows: DataFrame, batch: int) -> None:
+            handler(SparkBatch(rows, BatchId(batch), spark_checkpoint_dir))
+
+        # The query's thread inherits the pool: every operator gets its share of the executors.
+        frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", operator)
+        query = (
+            frame.writeStream.outputMode(self._graph.output_modes[operator])
+            .queryName(f"{self._graph.flow}.{operator}")
+            .option("checkpointLocation", str(spark_checkpoint_dir))
+            .foreachBatch(on_batch)
+            .start()
+        )
+        return SparkQuery(query)
+
+    def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
+        path = self._gate_path(operator, channel)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        gate = {
+            "admit": admit,
+            "lineage": [[span.generation, span.start] for span in lineage.spans],
+            "max_bytes": self._options.max_batch_bytes,
+        }
+        durable.replace(path, msgspec.json.encode(gate), sync=False)
+
+    def _gate_path(self, operator: OperatorId, channel: OperatorId) -> Path:
+        return self._layout.gates / operator / f"{channel}.json"
+
+    def close(self) -> None:
+        """The session belongs to whoever made it; there is nothing of ours to close."""

@@ -1,0 +1,105 @@
+"""The Spark session: the user's own when there is one, otherwise a tuned local one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_HDFS_BACKED = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
+#: For a session that we make. Each line is there because it was measured to help; a user's own setting wins.
+_SESSION_DEFAULTS = {
+    "spark.driver.memory": "2g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Several queries share few cores: a long batch of one must not keep the others waiting.
+    "spark.scheduler.mode": "FAIR",
+    # Hadoop's local file system forks a process for every file it touches; vfork makes that cheap.
+    "spark.driver.extraJavaOptions": "-Djdk.lang.Process.launchMechanism=VFORK",
+    "spark.executor.extraJavaOptions": "-Djdk.lang.Process.launchMechanism=VFORK",
+    "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+}
+
+#: For each operator's query, unless the user's session sets the key.
+_QUERY_DEFAULTS = {
+    "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+    # Says nothing that a failed query does not say itself.
+    "spark.sql.adaptive.enabled": "false",
+}
+
+_BACKENDS = {
+    # Format 2 names every state file uniquely, so a re-run batch never overwrites what a snapshot relies on.
+    "rocksdb-changelog": {
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    },
+    "rocksdb": {
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    },
+    # Spark's heap provider knows only format 1.
+    "heap": {
+        "spark.sql.streaming.stateStore.providerClass": _HDFS_BACKED,
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
+    },
+}
+
+
+def _user_defaults() -> set[str]:
+    """Keys the user has set in spark-defaults.conf, which a builder would otherwise override."""
+    home = os.environ.get("SPARK_CONF_DIR") or os.path.join(os.environ.get("SPARK_HOME", ""), "conf")
+    path = Path(home) / "spark-defaults.conf"
+    if not path.is_file():
+        return set()
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return {line.replace("=", " ").split()[0] for line in lines if line and not line.startswith("#")}
+
+
+def open_session(app: str, given: SparkSession | None) -> SparkSession:
+    """The session to run on: the one given, the active one, or a new local one."""
+    session = given or SparkSession.getActiveSession()
+    if session is not None:
+        return session
+    # Workers must run the interpreter that has Cutline installed.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app)
+    users = _user_defaults()
+    settings = dict(_SESSION_DEFAULTS)
+    if "SPARK_MASTER" not in os.environ and "spark.master" not in users:
+        settings["spark.master"] = "local[*]"
+        settings["spark.driver.host"] = "127.0.0.1"
+        settings["spark.driver.bindAddress"] = "127.0.0.1"
+    for key, value in settings.items():
+        if key not in users:
+            builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel(os.environ.get("CUTLINE_SPARK_LOG_LEVEL", "ERROR"))
+    return session
+
+
+def query_session(session: SparkSession, *, state_backend: str, subtasks: int | None) -> SparkSession:
+    """A session for one operator: a copy of the user's (views, functions, settings) with its own query settings."""
+    copy = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+    set_by_user = set(session.conf.getAll)
+    for key, value in {**_QUERY_DEFAULTS, **_BACKENDS[state_backend]}.items():
+        if key not in set_by_user:
+            copy.conf.set(key, value)
+    if subtasks is not None:
+        copy.conf.set("spark.sql.shuffle.partitions", str(subtasks))
+    elif "spark.sql.shuffle.partitions" not in set_by_user:
+        # Spark's default of 200 state partitions is for large clusters.
+        copy.conf.set("spark.sql.shuffle.partitions", str(max(session.sparkContext.defaultParallelism, 1)))
+    return copy
+
+
+def jvm_pid(session: SparkSession) -> int:
+    """The process id of the driver's JVM."""
+    return int(session._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]

@@ -1,0 +1,66 @@
+"""What executors do with a batch: one pass over the rows writes the channel's segment and every sink's staged output.
+
+Runs inside Spark's Python workers; imports little.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cutline.ports import StageJob
+
+#: The one column of the report that each task gives back.
+REPORT_SCHEMA = "report string"
+
+
+def stage_rows(job: StageJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for ``mapInArrow``: takes a task's rows, yields one row of JSON about what was written."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        yield pa.RecordBatch.from_pydict({"report": [_stage_task(job, batches)]})
+
+    return stage
+
+
+def _stage_task(job: StageJob, batches: Iterator[pa.RecordBatch]) -> str:
+    import msgspec
+    from pyspark import TaskContext
+
+    from cutline.channels.segments import SegmentWriter
+    from cutline.ports import StageAttempt
+
+    context = TaskContext.get()
+    partition = context.partitionId() if context else 0
+    attempt = secrets.token_hex(6)  # retries, speculation and re-runs each write files of their own
+    named = StageAttempt(
+        flow=job.flow,
+        operator=job.operator,
+        generation=job.generation,
+        batch=job.batch,
+        partition=partition,
+        attempt=attempt,
+    )
+    name = f"g{job.generation:06d}-b{job.batch:08d}-p{partition:04d}-{attempt}.arrow"
+    segment = SegmentWriter(Path(job.segments_dir), name) if job.segments_dir else None
+    writers = {sink: stager.open(named) for sink, stager in job.stagers.items()}
+    rows = 0
+    for batch in batches:
+        rows += batch.num_rows
+        if segment is not None:
+            segment.write(batch)
+        for writer in writers.values():
+            writer.write(batch)
+    report: dict[str, Any] = {
+        "rows": rows,
+        "segment": segment.close() if segment else None,
+        "pieces": {sink: writer.close() for sink, writer in writers.items()},
+    }
+    return msgspec.json.encode(report).decode()

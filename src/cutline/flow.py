@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cutline.errors import FlowDefinitionError
@@ -123,6 +124,6 @@ class Flow:
         Comes back by itself from whatever an earlier run left in ``storage``. Without ``spark`` the active session is
         used, or a tuned local one is made.
         """
-        from cutline.wiring import start_flow  # the wiring knows the adapters, and Spark
-
-        return start_flow(self, spark=spark, settings=options)
+        # Found by name: a flow is declared without knowing what runs it, so its layer lies below the wiring.
+        run: RunningFlow = import_module("cutline.wiring").start_flow(self, spark=spark, settings=options)
+        return run

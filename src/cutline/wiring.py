@@ -61,7 +61,7 @@ def start_flow(
     lock = FlowLock(layout.lock, flow.name)
     lock.acquire()
     try:
-        return _start_locked(flow, graph, options, layout, lock, spark, begun)
+        return _start_locked(flow, graph, options, layout, lock=lock, spark=spark, begun=begun)
     except BaseException:
         lock.release()
         raise
@@ -72,6 +72,7 @@ def _start_locked(
     graph: FlowGraph,
     options: Options,
     layout: Layout,
+    *,
     lock: FlowLock,
     spark: SparkSession | None,
     begun: float,
@@ -112,7 +113,7 @@ def _start_locked(
             flow=graph.flow,
             operator=node.operator,
             generation=recovered.generation,
-            subtasks=plans[node.operator].subtasks,
+            plan=plans[node.operator],
             channel=recovered.channels[node.operator],
             inputs={name: operators[name] for name in node.inputs},
             consumers=graph.consumers(node.operator),
@@ -130,7 +131,14 @@ def _start_locked(
     coordinator = CoordinatorService(
         flow=graph.flow,
         generation=recovered.generation,
-        core=_coordinator_core(graph, plans, options, recovered, last_epoch, published),
+        core=_coordinator_core(
+            graph=graph,
+            plans=plans,
+            options=options,
+            recovered=recovered,
+            last_epoch=last_epoch,
+            published=published,
+        ),
         metadata=metadata,
         snapshots=snapshots,
         operators=operators,
@@ -179,6 +187,7 @@ def _identify(layout: Layout, graph: FlowGraph) -> None:
 
 
 def _coordinator_core(
+    *,
     graph: FlowGraph,
     plans: Mapping[OperatorId, OperatorPlan],
     options: Options,

@@ -163,7 +163,7 @@ class ChannelLog:
     # ------------------------------------------------------------------ sweeping
 
     def invisible_entries(self) -> list[Entry]:
-        """Entries that no lineage reaches: written by zombies, or given up by a restore. Unreadable ones are left out."""
+        """Entries that no lineage reaches: of zombies, or given up by a restore. Unreadable ones are left out."""
         owned = {(self.lineage.owner(entry.seq), entry.seq) for entry in self.entries()}
         found: list[Entry] = []
         for folder in sorted(self.folder.glob("g*")):

@@ -30,6 +30,8 @@ class StageJob(msgspec.Struct, frozen=True, kw_only=True):
     operator: OperatorId
     generation: Generation
     batch: BatchId
+    #: Arrow schema in which the rows are stored; Spark may hand them over with other time zones.
+    schema_ipc: bytes
     #: None: nobody reads this channel, only sinks want the rows.
     segments_dir: str | None
     stagers: dict[SinkId, Stager]
@@ -109,6 +111,10 @@ class Engine(Protocol):
 
     def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
         """Tell the operator's reader how far it may read a channel."""
+        ...
+
+    def begin_stop(self) -> None:
+        """The queries are about to be stopped on purpose: what Spark says about that is not worth a line."""
         ...
 
     def close(self) -> None: ...

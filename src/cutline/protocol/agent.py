@@ -156,9 +156,10 @@ class Agent:
                 f"batch {event.batch} was appended after batch {self.last_batch}", operator=self.operator
             )
         for channel, position in event.positions.items():
-            if position > self._gate(channel).admit():
+            admit = self._gate(channel).admit()
+            if position > admit:
                 raise InvariantViolation(
-                    f"batch {event.batch} read {channel} up to {position}, the gate stands at {self._gate(channel).admit()}",
+                    f"batch {event.batch} read {channel} up to {position}, the gate stands at {admit}",
                     operator=self.operator,
                 )
         self.last_batch = event.batch
@@ -177,7 +178,7 @@ class Agent:
 
     def _cut_what_is_ready(self, now_ms: int) -> list[AgentAction]:
         actions: list[AgentAction] = []
-        # In the order of epochs, so that barriers stand in the log in that order: the first that must wait holds the rest.
+        # In the order of epochs, so that barriers stand in the log in that order: the first to wait holds the rest.
         for epoch in sorted(self._aligning):
             alignment = self._aligning[epoch]
             aligned = all(self._stands_at_barrier(channel, epoch) for channel in self._gates)

@@ -233,32 +233,36 @@ class CoordinatorService:
                 raise FencedError("another incarnation has completed this epoch", epoch=action.epoch, flow=self._flow)
         crashpoint("after-manifest")
         duration_ms = manifest.completed_ms - manifest.started_ms
-        self._store_outcome(action.epoch, manifest.started_ms, "completed", "", _statistics(manifest))
+        self._metadata.store_outcome(
+            EpochOutcome(
+                epoch=action.epoch,
+                generation=self._generation,
+                started_ms=manifest.started_ms,
+                ended_ms=manifest.completed_ms,
+                outcome="completed",
+                reason="",
+                details=_statistics(manifest),
+            )
+        )
         self._metrics.checkpoint_completed(action.epoch, duration_ms)
         log.info("checkpoint_completed", flow=self._flow, epoch=action.epoch, ms=duration_ms)
         return ManifestStored(epoch=action.epoch)
 
     def _store_aborted(self, action: StoreAborted) -> CoordinatorEvent:
-        started = self._core.pending[action.epoch].started_ms
-        self._store_outcome(action.epoch, started, "aborted", action.reason, {})
+        self._metadata.store_outcome(
+            EpochOutcome(
+                epoch=action.epoch,
+                generation=self._generation,
+                started_ms=self._core.pending[action.epoch].started_ms,
+                ended_ms=now_ms(),
+                outcome="aborted",
+                reason=action.reason,
+                details={},
+            )
+        )
         self._metrics.checkpoint_aborted()
         log.warning("checkpoint_aborted", flow=self._flow, epoch=action.epoch, reason=action.reason)
         return AbortStored(epoch=action.epoch)
-
-    def _store_outcome(
-        self, epoch: Epoch, started_ms: int, outcome: str, reason: str, details: dict[str, object]
-    ) -> None:
-        self._metadata.store_outcome(
-            EpochOutcome(
-                epoch=epoch,
-                generation=self._generation,
-                started_ms=started_ms,
-                ended_ms=now_ms(),
-                outcome="completed" if outcome == "completed" else "aborted",
-                reason=reason,
-                details=details,
-            )
-        )
 
     def _answer(self, action: AnswerRequest) -> None:
         future = self._requests.pop(action.request, None)

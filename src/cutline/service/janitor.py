@@ -1,4 +1,4 @@
-"""Lets go of what retained epochs no longer need: old checkpoints, their content, channel entries. In the background."""
+"""Lets go, in the background, of what retained epochs no longer need: checkpoints, their content, channel entries."""
 
 from __future__ import annotations
 

@@ -15,18 +15,24 @@ class Metrics:
     def __init__(self, flow: FlowName) -> None:
         self.registry = CollectorRegistry()
         self._flow = flow
-        kind = {"registry": self.registry}
-        self._completed = Counter("cutline_checkpoints_completed", "Complete checkpoints", ["flow"], **kind)
-        self._aborted = Counter("cutline_checkpoints_aborted", "Aborted checkpoints", ["flow"], **kind)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"cutline_{name}", text, ["flow", *labels], registry=self.registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"cutline_{name}", text, ["flow", *labels], registry=self.registry)
+
+        self._completed = counter("checkpoints_completed", "Complete checkpoints")
+        self._aborted = counter("checkpoints_aborted", "Aborted checkpoints")
         self._seconds = Histogram(
-            "cutline_checkpoint_seconds", "Trigger to manifest", ["flow"], buckets=_SECONDS, **kind
+            "cutline_checkpoint_seconds", "Trigger to manifest", ["flow"], buckets=_SECONDS, registry=self.registry
         )
-        self._epoch = Gauge("cutline_last_complete_epoch", "Newest complete epoch", ["flow"], **kind)
-        self._published = Gauge("cutline_sink_published_epoch", "Newest published epoch", ["flow", "sink"], **kind)
-        self._sink_failures = Counter("cutline_sink_commit_failures", "Failed sink commits", ["flow", "sink"], **kind)
-        self._recovery = Counter("cutline_recovery", "Starts by recovery path", ["flow", "path"], **kind)
-        self._recovery_seconds = Gauge("cutline_recovery_seconds", "Time to recover", ["flow", "path"], **kind)
-        self._restarts = Counter("cutline_query_restarts", "Restarted queries", ["flow", "operator"], **kind)
+        self._epoch = gauge("last_complete_epoch", "Newest complete epoch")
+        self._published = gauge("sink_published_epoch", "Newest published epoch", "sink")
+        self._sink_failures = counter("sink_commit_failures", "Failed sink commits", "sink")
+        self._recovery = counter("recovery", "Starts by recovery path", "path")
+        self._recovery_seconds = gauge("recovery_seconds", "Time from start to running", "path")
+        self._restarts = counter("query_restarts", "Restarted queries", "operator")
 
     def checkpoint_completed(self, epoch: Epoch, duration_ms: int) -> None:
         self._completed.labels(self._flow).inc()

@@ -21,7 +21,7 @@ from cutline.channels.log import ChannelLog
 from cutline.config import Options
 from cutline.crashpoints import crashpoint
 from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
-from cutline.ports import Engine, Sink, SnapshotStore, StagedBatch, StagedTask, StageJob, StreamingBatch
+from cutline.ports import Engine, OperatorPlan, Sink, SnapshotStore, StagedBatch, StagedTask, StageJob, StreamingBatch
 from cutline.protocol.agent import Agent, FoundCut
 from cutline.protocol.messages import (
     AgentAction,
@@ -52,7 +52,7 @@ class OperatorService:
         flow: FlowName,
         operator: OperatorId,
         generation: Generation,
-        subtasks: int,
+        plan: OperatorPlan,
         channel: ChannelLog,
         inputs: Mapping[OperatorId, OperatorService],
         consumers: tuple[OperatorId, ...],
@@ -72,6 +72,7 @@ class OperatorService:
         self.spark_checkpoint_dir = spark_checkpoint_dir
         self._flow = flow
         self._generation = generation
+        self._plan = plan
         self._inputs = inputs
         self._has_consumers = bool(consumers)
         self._sinks = sinks
@@ -90,7 +91,7 @@ class OperatorService:
             flow=flow,
             operator=operator,
             generation=generation,
-            subtasks=subtasks,
+            subtasks=plan.subtasks,
             channel=channel,
             sinks=sinks,
             spark_checkpoint_dir=spark_checkpoint_dir,
@@ -198,6 +199,7 @@ class OperatorService:
             operator=self.operator,
             generation=self._generation,
             batch=batch,
+            schema_ipc=self._plan.schema_ipc,
             segments_dir=str(codec.data_dir(self.channel.folder)) if self._has_consumers else None,
             stagers={name: sink.stager() for name, sink in self._sinks.items()},
         )

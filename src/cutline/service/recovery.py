@@ -159,7 +159,15 @@ class Recovery:
             folder = self._layout.spark_checkpoint_dir(operator, generation)
             shutil.rmtree(folder, ignore_errors=True)
             durable.make_dir(folder)
-        return self._enter(generation, "fresh", None, reason, channels, spark_dirs, [])
+        return self._enter(
+            generation=generation,
+            path="fresh",
+            epoch=None,
+            reason=reason,
+            channels=channels,
+            spark_dirs=spark_dirs,
+            manifests=[],
+        )
 
     def _resume(
         self,
@@ -172,8 +180,15 @@ class Recovery:
         for channel in channels.values():
             channel.lineage = channel.lineage.fork(generation, channel.end)
         reopened = {name: ChannelLog.open(name, old.folder, old.lineage) for name, old in channels.items()}
-        reason = "live directories and logs are intact"
-        return self._enter(generation, "resume", None, reason, reopened, dict(current.spark_dirs), manifests)
+        return self._enter(
+            generation=generation,
+            path="resume",
+            epoch=None,
+            reason="live directories and logs are intact",
+            channels=reopened,
+            spark_dirs=dict(current.spark_dirs),
+            manifests=manifests,
+        )
 
     def _from_checkpoint(self, generation: Generation, manifests: list[Manifest]) -> Recovered:
         reason = "; ".join(self._problems) or "no generation record"
@@ -188,9 +203,15 @@ class Recovery:
             for operator, record in snapshots.items():
                 self._snapshots.restore(record, self._layout.spark_checkpoint_dir(operator, generation))
             crashpoint("restore-dirs-built")
-            spark_dirs = dict.fromkeys(self._graph.names, generation)
-            kept = manifests[: index + 1]
-            return self._enter(generation, "local", manifest.epoch, reason, channels, spark_dirs, kept)
+            return self._enter(
+                generation=generation,
+                path="local",
+                epoch=manifest.epoch,
+                reason=reason,
+                channels=channels,
+                spark_dirs=dict.fromkeys(self._graph.names, generation),
+                manifests=manifests[: index + 1],
+            )
         if self._snapshots.epochs() or any(item.outcome == "completed" for item in self._metadata.history(1000)):
             raise RecoveryError(
                 f"no checkpoint can be used, and the live state is damaged: {'; '.join(self._problems)}",
@@ -232,6 +253,7 @@ class Recovery:
 
     def _enter(
         self,
+        *,
         generation: Generation,
         path: str,
         epoch: Epoch | None,

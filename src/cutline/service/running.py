@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -123,6 +124,7 @@ class RunningFlow:
         """Everything a person or a program wants to see, as plain values."""
         return {
             "flow": self.name,
+            "pid": os.getpid(),
             "state": self._state(),
             "generation": self._recovered.generation,
             "recovery": {
@@ -243,6 +245,7 @@ class RunningFlow:
                 return
             for supervisor in self._supervisors.values():
                 supervisor.begin_stop()
+            self._engine.begin_stop()
             for service in self._operators.values():
                 service.credits.stop()
             # Batches under way are finished: their queries then wait at the boundary, where stopping loses nothing.

@@ -110,6 +110,6 @@ class Supervisor:
             self._metrics.query_restarted(self._service.operator)
             try:
                 self._start_query()
-            except Exception as problem:  # Spark may refuse in many ways; all of them end the flow, with the error
+            except Exception as problem:  # noqa: BLE001 (Spark may refuse in many ways; all of them end the flow)
                 self._on_fatal(problem)
                 return

@@ -80,7 +80,11 @@ class Delta:
         self._context, self._table = context, None
         if not DeltaTable.is_deltatable(str(self.path)):
             self._create()
-        self._check_fit(self._refresh())
+        table = self._refresh()
+        self._check_fit(table)
+        # Whoever made the newest commits may have died before they were durable, and what is published counts now.
+        if self._epoch_in(table):
+            self._sync_log(table)
 
     def stager(self) -> Stager:
         context = self._opened()
@@ -144,6 +148,11 @@ class Delta:
     def published(self) -> Epoch | None:
         return self._epoch_in(self._refresh()) or None
 
+    def highest(self) -> Epoch:
+        """Highest epoch this table has ever seen from this sink, taken back or not: new ones must be above it."""
+        table = self._refresh()
+        return max(self._epoch_in(table), self._rewound_in(table))
+
     def rewind(self, epoch: Epoch) -> None:
         """Restore the version in which ``epoch`` was newest; rows and published epoch go back in one transaction."""
         failure: Exception | None = None
@@ -160,8 +169,7 @@ class Delta:
                 epoch=epoch,
                 path=self.path,
             ) from failure
-        if (newest := self._delta_log.newest_of(self._app)) is not None:
-            self._delta_log.make_durable(newest - 1, table.version())
+        self._sync_log(table)
 
     # ------------------------------------------------------------------ the table
 
@@ -240,6 +248,11 @@ class Delta:
     def _rewound_in(self, table: DeltaTable) -> Epoch:
         """Highest epoch that a rewind took away. It and all below are never published again."""
         return Epoch(table.transaction_version(f"{self._app}/rewound") or NO_EPOCH)
+
+    def _sync_log(self, table: DeltaTable) -> None:
+        """Make this sink's newest commit, and all after it, durable."""
+        if (newest := self._delta_log.newest_of(self._app)) is not None:
+            self._delta_log.make_durable(newest - 1, table.version())
 
     def _properties(self, mark: Mark, rewound: Epoch | None = None) -> CommitProperties:
         from deltalake import CommitProperties, Transaction

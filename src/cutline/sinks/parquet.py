@@ -97,6 +97,8 @@ class Parquet:
         self._context, self._schema_ipc = context, wanted.schema_ipc
         for leftover in ("prepared", "discarded"):
             shutil.rmtree(self._private / leftover, ignore_errors=True)
+        # Whoever published the newest epoch may have died before it was durable, and what is published counts now.
+        fsync_dir(self.path)
 
     def stager(self) -> Stager:
         return ParquetStager(
@@ -139,6 +141,11 @@ class Parquet:
 
     def published(self) -> Epoch | None:
         return max(self._epochs(), default=None)
+
+    def highest(self) -> Epoch:
+        """Highest epoch this folder has ever seen, taken back or not: new ones must be above it."""
+        self._opened()
+        return max(self._load_ledger().rewound, *self._epochs(), NO_EPOCH)
 
     def rewind(self, epoch: Epoch) -> None:
         """Take away the epochs above ``epoch``, newest first, so that readers see whole earlier states throughout."""

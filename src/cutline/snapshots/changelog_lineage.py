@@ -14,7 +14,7 @@ import msgspec
 
 _LZ4_MAGIC = b"LZ4Block"
 #: After the magic: token (its high half: the method), compressed size, original size, checksum.
-_LZ4_HEAD = struct.Struct("<8sBiii")
+_LZ4_HEAD = struct.Struct("<8sBIII")
 _LZ4_STORED = 0x10
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _SNAPPY_MAGIC = b"\x82SNAPPY\x00"
@@ -23,6 +23,9 @@ _SNAPPY_HEAD_BYTES = 16
 _HEADER_LIMIT_BYTES = 2 * (2 + 0xFFFF)
 #: Far more than the header, compressed by anything, can take.
 _READ_LIMIT_BYTES = 4 * _HEADER_LIMIT_BYTES
+
+#: The largest block that either codec writes. A larger one is damage, and would only take memory.
+_BLOCK_LIMIT_BYTES = 32 * 1024 * 1024
 
 
 class _Ancestor(msgspec.Struct, frozen=True, rename="camel"):
@@ -35,10 +38,9 @@ _ANCESTORS = msgspec.json.Decoder(list[_Ancestor])
 
 def read_lineage(path: str) -> dict[int, str] | None:
     """Unique id by version of the changelog's ancestors. None: it holds none, or its codec is not known here."""
-    with open(path, "rb", buffering=0) as file:
-        data = file.read(_READ_LIMIT_BYTES)
     try:
-        version, rest = _utf(_head(data))
+        with open(path, "rb", buffering=0) as file:
+            version, rest = _utf(_head(file.read(_READ_LIMIT_BYTES)))
         if version not in (b"v3", b"v4"):
             return None
         return {item.version: item.checkpoint_unique_id for item in _ANCESTORS.decode(_utf(rest)[0])}
@@ -82,7 +84,7 @@ def _lz4_blocks(data: bytes) -> Iterator[bytes]:
         magic, token, packed, size, _ = _LZ4_HEAD.unpack_from(data, start)
         start += _LZ4_HEAD.size
         block = data[start : start + packed]
-        if magic != _LZ4_MAGIC or size == 0 or len(block) < packed:
+        if magic != _LZ4_MAGIC or not 0 < size <= _BLOCK_LIMIT_BYTES or len(block) < packed:
             return
         start += packed
         stored = token & 0xF0 == _LZ4_STORED
@@ -95,7 +97,7 @@ def _snappy_blocks(data: bytes) -> Iterator[bytes]:
 
     start = _SNAPPY_HEAD_BYTES
     while start + 4 <= len(data):
-        (packed,) = struct.unpack_from(">i", data, start)
+        (packed,) = struct.unpack_from(">I", data, start)
         block = data[start + 4 : start + 4 + packed]
         if len(block) < packed:
             return
@@ -106,6 +108,8 @@ def _snappy_blocks(data: bytes) -> Iterator[bytes]:
             shift += 7
             if byte < 0x80:
                 break
+        if size > _BLOCK_LIMIT_BYTES:
+            return
         yield pa.decompress(block, size, codec="snappy", asbytes=True)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from cutline.snapshots.hadoop_crc import compare
-from cutline.snapshots.state_closure import snapshot_parts
+from cutline.snapshots.state_closure import UNREADABLE_SNAPSHOT, snapshot_parts
 
 #: Up to this size a file is compared with its checksums to the last byte even if not asked to.
 SMALL_BYTES = 4 * 1024 * 1024
@@ -74,7 +74,7 @@ def _check_content(root: str, name: str, size: int, *, full: bool, promised: dic
                 problems += _check_entries(path, name)
     except OSError as error:
         problems.append(f"{name} cannot be read: {error.strerror}")
-    except (ValueError, KeyError, zipfile.BadZipFile, msgspec.MsgspecError):
+    except UNREADABLE_SNAPSHOT:
         problems.append(f"{name} is no snapshot of RocksDB, or a damaged one")
     return problems
 

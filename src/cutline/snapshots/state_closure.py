@@ -16,7 +16,9 @@ State format 2 names the files ``V_<unique id>.…``: tries that failed leave ot
 from __future__ import annotations
 
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -27,7 +29,10 @@ from cutline.snapshots.spark_logs import Commit, CommitLog, Offsets, damaged
 
 #: Folders of a store that are not stores themselves.
 _SSTS, _LOGS, _METADATA, _SCHEMA = "SSTs", "logs", "_metadata", "_stateSchema"
+_STATE_SUFFIXES = (".zip", ".changelog", ".snapshot", ".delta")
 _PARTITIONS_CONF = "spark.sql.shuffle.partitions"
+#: A look-up costs about 1 µs on a local disk, listing a folder 0.5 µs per entry.
+_LOOKUPS_BEFORE_LISTING = 64
 
 
 class SstFile(msgspec.Struct, frozen=True, rename="camel"):
@@ -51,11 +56,24 @@ class _SnapshotHead(msgspec.Struct, frozen=True, rename="camel"):
 
 _SNAPSHOT_HEAD = msgspec.json.Decoder(_SnapshotHead)
 
+#: What reading a damaged zip can raise beside OSError.
+UNREADABLE_SNAPSHOT = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    msgspec.MsgspecError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+)
+
 
 def snapshot_parts(path: str) -> dict[str, int]:
     """The files that a RocksDB snapshot (zip) needs beside itself, relative to its folder, with their sizes.
 
-    Raises OSError, ValueError or a zipfile or msgspec error if it cannot be read.
+    Raises OSError or one of UNREADABLE_SNAPSHOT.
     """
     with zipfile.ZipFile(path) as archive:
         _, _, body = archive.read("metadata").partition(b"\n")
@@ -94,16 +112,14 @@ class StateClosure:
         self._add_shared(f"{base}/{_METADATA}")
         self._add_shared(f"{base}/{_SCHEMA}")
         for partition, unique_ids in partitions.items():
-            stores = list(self._stores(f"{base}/{partition}"))
             files = self.subtasks.setdefault(partition, [])
             if unique_ids is None:
-                for store in stores:
+                for store in self._stores(f"{base}/{partition}"):
                     files += self._chain(store, lambda _: None)
-                continue
-            for unique_id in unique_ids:
-                store = self._owner(stores, unique_id, f"{base}/{partition}")
-                known = {self._version: unique_id}
-                files += self._chain(store, _UniqueIds(store, operator, partition, known, self._commits).of)
+            else:
+                for store, unique_id in self._owners(f"{base}/{partition}", unique_ids):
+                    known = {self._version: unique_id}
+                    files += self._chain(store, _UniqueIds(store, operator, partition, known, self._commits).of)
 
     # ------------------------------------------------------------------ what there is
 
@@ -127,38 +143,34 @@ class StateClosure:
                 raise damaged("a state partition is missing", f"{path}/{partition}", self._batch)
         return list(range(count))
 
-    def _stores(self, folder: str) -> Iterable[_Store]:
-        """The stores of a partition; remembers their schemas as shared files."""
-        store, folders = self._list(folder)
-        found = [store] if store.names else []
-        for name in folders:
-            if name == _METADATA:
-                self._add_shared(f"{folder}/{name}")
-            elif name not in (_SSTS, _LOGS):
-                inner, inner_folders = self._list(f"{folder}/{name}")
-                found.append(inner)
-                if _METADATA in inner_folders:
-                    self._add_shared(f"{inner.folder}/{_METADATA}")
-        if not found:
-            raise damaged("a state partition holds no state", f"{self._root}/{folder}", self._batch)
-        return found
+    def _stores(self, folder: str) -> list[_Store]:
+        """Format 1: all stores of a partition, the one in its own folder and those below it."""
+        own = self._open(folder)
+        stores = [own, *self._inner_stores(own)] if own.has_state() else self._inner_stores(own)
+        if not stores:
+            raise damaged("a state partition holds no state", own.path, self._batch)
+        return stores
 
-    def _list(self, folder: str) -> tuple[_Store, list[str]]:
-        names: set[str] = set()
-        folders: list[str] = []
-        try:
-            with os.scandir(f"{self._root}/{folder}") as entries:
-                for entry in entries:
-                    name = entry.name
-                    if name[0] == "." or name.endswith(".crc"):
-                        continue
-                    if entry.is_dir():
-                        folders.append(name)
-                    else:
-                        names.add(name)
-        except FileNotFoundError as error:
-            raise damaged("a state folder is missing", f"{self._root}/{folder}", self._batch) from error
-        return _Store(self._root, folder, names, self._batch), folders
+    def _owners(self, folder: str, unique_ids: list[str]) -> Iterable[tuple[_Store, str]]:
+        """Format 2: the store that each of a partition's unique ids belongs to."""
+        stores = [self._open(folder)]
+        for unique_id in unique_ids:
+            owner = next((store for store in stores if store.has_version(self._version, unique_id)), None)
+            if owner is None and len(stores) == 1:
+                stores += self._inner_stores(stores[0])
+                owner = next((store for store in stores if store.has_version(self._version, unique_id)), None)
+            if owner is None:
+                path = f"{self._root}/{folder}/**/{self._version}_{unique_id}.*"
+                raise damaged("a state file is missing", path, self._batch)
+            yield owner, unique_id
+
+    def _inner_stores(self, store: _Store) -> list[_Store]:
+        names = (name for name in store.folders() if name not in (_SSTS, _LOGS, _METADATA))
+        return [self._open(f"{store.folder}/{name}") for name in sorted(names)]
+
+    def _open(self, folder: str) -> _Store:
+        self._add_shared(f"{folder}/{_METADATA}")
+        return _Store(self._root, folder, self._batch)
 
     def _add_shared(self, folder: str) -> None:
         """Everything below a metadata folder, except what a batch after ours wrote."""
@@ -170,57 +182,80 @@ class StateClosure:
 
     # ------------------------------------------------------------------ the chain
 
-    def _owner(self, stores: list[_Store], unique_id: str, folder: str) -> _Store:
-        for store in stores:
-            if store.has(self._version, unique_id):
-                return store
-        raise damaged("a state file is missing", f"{self._root}/{folder}/*{self._version}_{unique_id}.*", self._batch)
-
     def _chain(self, store: _Store, unique_id_of: Callable[[int], str | None]) -> list[str]:
         """The files of the store's version, newest first, back to a snapshot or to the empty store (version 0)."""
         files: list[str] = []
         for version in range(self._version, 0, -1):
             stem = _stem(version, unique_id_of(version))
-            if f"{stem}.zip" in store.names:
+            if store.has(f"{stem}.zip"):
                 return [*files, f"{store.folder}/{stem}.zip", *self._parts(store, f"{stem}.zip")]
-            if f"{stem}.snapshot" in store.names:
+            if store.has(f"{stem}.snapshot"):
                 return [*files, f"{store.folder}/{stem}.snapshot"]
             for suffix in (".changelog", ".delta"):
-                if stem + suffix in store.names:
+                if store.has(stem + suffix):
                     files.append(f"{store.folder}/{stem}{suffix}")
                     break
             else:
-                raise damaged("a state file is missing", f"{self._root}/{store.folder}/{stem}.*", self._batch)
+                raise damaged("a state file is missing", f"{store.path}/{stem}.*", self._batch)
         return files
 
     def _parts(self, store: _Store, name: str) -> list[str]:
-        path = f"{self._root}/{store.folder}/{name}"
+        path = f"{store.path}/{name}"
         try:
             return [f"{store.folder}/{part}" for part in snapshot_parts(path)]
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
+        except (OSError, *UNREADABLE_SNAPSHOT) as error:
             raise damaged("a state snapshot cannot be read", path, self._batch) from error
 
 
 class _Store:
-    """One listing of a store's folder."""
+    """The folder of one store.
 
-    def __init__(self, root: str, folder: str, names: set[str], batch: BatchId) -> None:
-        self.root = root
+    A short chain is looked up name by name; only a long one is worth listing a folder that holds, of every version that
+    Spark retains, four files with the checksums.
+    """
+
+    def __init__(self, root: str, folder: str, batch: BatchId) -> None:
+        self.path = f"{root}/{folder}"
         #: Relative to the spark_checkpoint_dir.
         self.folder = folder
-        #: Its files, without checksums and temporary ones.
-        self.names = names
         #: The batch whose closure is being collected, for messages.
         self.batch = batch
+        self._names: set[str] | None = None
+        self._lookups = 0
 
-    def has(self, version: int, unique_id: str) -> bool:
+    def has(self, name: str) -> bool:
+        if self._names is None and self._lookups < _LOOKUPS_BEFORE_LISTING:
+            self._lookups += 1
+            return os.access(f"{self.path}/{name}", os.F_OK)
+        return name in self._list()
+
+    def has_version(self, version: int, unique_id: str) -> bool:
         stem = _stem(version, unique_id)
-        return f"{stem}.changelog" in self.names or f"{stem}.zip" in self.names
+        return self.has(f"{stem}.changelog") or self.has(f"{stem}.zip")
+
+    def has_state(self) -> bool:
+        return any(name.endswith(_STATE_SUFFIXES) for name in self._list())
 
     def candidates(self, version: int) -> set[str]:
         """The unique ids that this version has here, right or wrong."""
         prefix = f"{version}_"
-        return {name.partition("_")[2].rpartition(".")[0] for name in self.names if name.startswith(prefix)}
+        mine = (name for name in self._list() if name.startswith(prefix) and name.endswith(_STATE_SUFFIXES))
+        return {name.removeprefix(prefix).rpartition(".")[0] for name in mine}
+
+    def folders(self) -> list[str]:
+        try:
+            with os.scandir(self.path) as entries:
+                return [entry.name for entry in entries if entry.name[0] != "." and entry.is_dir()]
+        except FileNotFoundError as error:
+            raise damaged("a state folder is missing", self.path, self.batch) from error
+
+    def _list(self) -> set[str]:
+        if self._names is None:
+            try:
+                self._names = set(os.listdir(self.path))
+            except FileNotFoundError as error:
+                raise damaged("a state folder is missing", self.path, self.batch) from error
+        return self._names
 
 
 class _UniqueIds:
@@ -251,7 +286,7 @@ class _UniqueIds:
         if listed is None:
             return None
         for unique_id in listed:
-            if self._store.has(version, unique_id):
+            if self._store.has_version(version, unique_id):
                 return unique_id
         raise self._damaged("a state file is missing", version)
 
@@ -259,7 +294,7 @@ class _UniqueIds:
         if version not in self._lineage:
             # The chain goes on below version + 1, so that one is no snapshot but a changelog.
             child = _stem(version + 1, self._known[version + 1])
-            self._lineage.update(read_lineage(f"{self._store.root}/{self._store.folder}/{child}.changelog") or {})
+            self._lineage.update(read_lineage(f"{self._store.path}/{child}.changelog") or {})
         return self._lineage.get(version)
 
     def _only(self, version: int) -> str:
@@ -270,8 +305,7 @@ class _UniqueIds:
         return candidates.pop()
 
     def _damaged(self, what: str, version: int) -> Exception:
-        path = f"{self._store.root}/{self._store.folder}/{version}_*"
-        return damaged(what, path, self._store.batch)
+        return damaged(what, f"{self._store.path}/{version}_*", self._store.batch)
 
 
 def _stem(version: int, unique_id: str | None) -> str:

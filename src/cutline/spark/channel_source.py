@@ -80,11 +80,11 @@ class ChannelReader(DataSourceStreamReader):
             del self._entries[old]
         return [SegmentsPartition(paths) for paths in _balanced(segments, self._parallelism)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from cutline.channels.segments import read_segment  # executors only
 
-        assert isinstance(partition, SegmentsPartition)
-        for path in partition.paths:
+        paths: list[str] = getattr(partition, "paths", [])
+        for path in paths:
             yield from read_segment(Path(path))
 
     # ------------------------------------------------------------------ inside

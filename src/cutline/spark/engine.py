@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from cutline import durable
 from cutline.config import Options
@@ -23,6 +23,8 @@ from cutline.spark import plan as planning
 from cutline.spark.channel_source import FORMAT, ChannelSource
 from cutline.spark.session import query_session
 from cutline.spark.staging import REPORT_SCHEMA, stage_rows
+
+_QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 
 
 class SparkBatch:
@@ -167,5 +169,14 @@ class SparkEngine:
     def _gate_path(self, operator: OperatorId, channel: OperatorId) -> Path:
         return self._layout.gates / operator / f"{channel}.json"
 
+    def begin_stop(self) -> None:
+        self._set_query_log_level("OFF")
+
     def close(self) -> None:
-        """The session belongs to whoever made it; there is nothing of ours to close."""
+        """The session belongs to whoever made it; only our log setting is taken back."""
+        self._set_query_log_level("ERROR")
+
+    def _set_query_log_level(self, level: str) -> None:
+        jvm: Any = self._session._jvm
+        levels = jvm.org.apache.logging.log4j.Level
+        jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(_QUERY_LOGGER, levels.toLevel(level))

@@ -37,7 +37,7 @@ def check_streaming(flow: FlowName, operator: OperatorId, frame: Any) -> DataFra
 
 
 def check_output_mode(flow: FlowName, operator: OperatorId, frame: DataFrame, mode: str) -> None:
-    """Ask Spark whether it can run the query in this mode; the same check that it makes itself, only before all starts."""
+    """Ask Spark whether it can run the query in this mode: the check that it makes itself, before anything starts."""
     jvm: Any = frame.sparkSession._jvm
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
@@ -55,7 +55,7 @@ def check_output_mode(flow: FlowName, operator: OperatorId, frame: DataFrame, mo
 
 def is_stateful(frame: DataFrame) -> bool:
     """Whether the query will keep state, by the nodes of its plan that read a stream."""
-    return _has_state(frame._jdf.queryExecution().analyzed())  # type: ignore[operator]
+    return _has_state(frame._jdf.queryExecution().analyzed())
 
 
 def _has_state(plan: Any) -> bool:
@@ -72,9 +72,9 @@ def _has_state(plan: Any) -> bool:
 
 
 def schema_message(frame: DataFrame) -> bytes:
-    """The Arrow schema of the rows as executors will see them."""
+    """The Arrow schema of the rows as they are stored."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    timezone = frame.sparkSession.conf.get("spark.sql.session.timeZone")
-    schema = to_arrow_schema(frame.schema, timezone=timezone)
+    # UTC, whatever the session's zone: Spark expects it back from a Python source, and the instants are the same.
+    schema = to_arrow_schema(frame.schema, timezone="UTC")
     return bytes(schema.serialize())

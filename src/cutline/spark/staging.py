@@ -32,6 +32,7 @@ def stage_rows(job: StageJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
 
 def _stage_task(job: StageJob, batches: Iterator[pa.RecordBatch]) -> str:
     import msgspec
+    import pyarrow as pa
     from pyspark import TaskContext
 
     from cutline.channels.segments import SegmentWriter
@@ -51,8 +52,10 @@ def _stage_task(job: StageJob, batches: Iterator[pa.RecordBatch]) -> str:
     name = f"g{job.generation:06d}-b{job.batch:08d}-p{partition:04d}-{attempt}.arrow"
     segment = SegmentWriter(Path(job.segments_dir), name) if job.segments_dir else None
     writers = {sink: stager.open(named) for sink, stager in job.stagers.items()}
+    schema = pa.ipc.read_schema(pa.BufferReader(job.schema_ipc))
     rows = 0
-    for batch in batches:
+    for given in batches:
+        batch = given if given.schema == schema else given.cast(schema)
         rows += batch.num_rows
         if segment is not None:
             segment.write(batch)

@@ -139,8 +139,9 @@ class Delta:
         import pyarrow as pa
 
         oldest_ms = min(int(piece["modified_ms"]) for piece in pieces)
-        named = self._delta_log.named_since(oldest_ms - _CLOCK_MARGIN_MS)
-        named.update(map(unquote, pa.table(self._refresh().get_add_actions())["path"].to_pylist()))
+        table = self._refresh()
+        named = self._delta_log.named_since(table.version(), oldest_ms - _CLOCK_MARGIN_MS)
+        named.update(map(unquote, pa.table(table.get_add_actions())["path"].to_pylist()))
         for piece in pieces:
             if piece["path"] not in named:
                 (self.path / piece["path"]).unlink(missing_ok=True)
@@ -251,7 +252,7 @@ class Delta:
 
     def _sync_log(self, table: DeltaTable) -> None:
         """Make this sink's newest commit, and all after it, durable."""
-        if (newest := self._delta_log.newest_of(self._app)) is not None:
+        if (newest := self._delta_log.newest_of(table.version(), self._app)) is not None:
             self._delta_log.make_durable(newest - 1, table.version())
 
     def _properties(self, mark: Mark, rewound: Epoch | None = None) -> CommitProperties:
@@ -278,7 +279,7 @@ class Delta:
                     path=self.path,
                 )
             return False
-        commit = self._delta_log.find_publish(self._app, permit.epoch)
+        commit = self._delta_log.find_publish(table.version(), self._app, permit.epoch)
         if commit is not None and commit.mark is not None and commit.mark.digest == digest_of(pieces):
             # The one who published it may have died before it was durable.
             self._delta_log.make_durable(commit.version - 1, table.version())
@@ -340,7 +341,7 @@ class Delta:
 
         self._check_removable(table)
         published = self._epoch_in(table)
-        version, after = self._delta_log.rewind_target(self._app, published, epoch)
+        version, after = self._delta_log.rewind_target(table.version(), self._app, published, epoch)
         mark = Mark(app=self._app, kind="rewind", before=published, after=after)
         rewound = max(self._rewound_in(table), published)
         crashpoint("sink-rewind-half", self._opened().sink)
@@ -366,6 +367,8 @@ class Delta:
             return
         try:
             table.create_checkpoint()
+            # From a checkpoint a table is read anew faster than it is brought up to date.
+            self._table = None
             self._delta_log.make_checkpoint_durable(table.version())
             if configuration.get("delta.enableExpiredLogCleanup", "true") != "false":
                 table.cleanup_metadata()

@@ -6,7 +6,6 @@ numbers all older ones wrongly: rewinding by it could restore the wrong version.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from cutline.durable import fsync_dir, fsync_file
 from cutline.errors import InvariantViolation, SinkError
 from cutline.ids import Epoch
 
-_COMMIT_NAME = re.compile(r"(\d{20})\.json")
 #: The key in a commit's commitInfo under which a Mark stands.
 MARK_KEY = "cutline"
 #: Actions that leave the rows and the schema as they are.
@@ -59,22 +57,18 @@ class DeltaLog:
 
     folder: Path
 
-    def commits(self) -> Iterator[LoggedCommit]:
-        """Newest first, without gaps, as far back as the log reaches."""
-        matches = map(_COMMIT_NAME.fullmatch, self._names())
-        versions = sorted((int(match[1]) for match in matches if match), reverse=True)
-        for index, version in enumerate(versions):
-            if version != versions[0] - index:
-                return  # older versions were cleaned away up to a checkpoint
+    def commits(self, newest: int) -> Iterator[LoggedCommit]:
+        """From version ``newest`` down, as far back as the log reaches. Lists nothing: a log can be very long."""
+        for version in range(newest, -1, -1):
             try:
                 text = self._file(version).read_text()
-            except FileNotFoundError:  # cleaned away meanwhile
+            except FileNotFoundError:  # older versions were cleaned away up to a checkpoint
                 return
             yield _parse(version, text)
 
-    def find_publish(self, app: str, epoch: Epoch) -> LoggedCommit | None:
+    def find_publish(self, newest: int, app: str, epoch: Epoch) -> LoggedCommit | None:
         """The commit that published this epoch, if the log still reaches back to it."""
-        for commit in self.commits():
+        for commit in self.commits(newest):
             mark = commit.mark
             if mark is None or mark.app != app or mark.kind != "publish":
                 continue
@@ -84,18 +78,19 @@ class DeltaLog:
                 return None
         return None
 
-    def newest_of(self, app: str) -> int | None:
+    def newest_of(self, newest: int, app: str) -> int | None:
         """The newest version that this sink made; None if it made none that the log still has."""
-        own = (commit.version for commit in self.commits() if commit.mark is not None and commit.mark.app == app)
+        marks = ((commit.version, commit.mark) for commit in self.commits(newest))
+        own = (version for version, mark in marks if mark is not None and mark.app == app)
         return next(own, None)
 
-    def rewind_target(self, app: str, published: Epoch, epoch: Epoch) -> tuple[int, Epoch]:
+    def rewind_target(self, newest: int, app: str, published: Epoch, epoch: Epoch) -> tuple[int, Epoch]:
         """The newest version in which nothing above ``epoch`` was published, and what was newest then.
 
         Raises SinkError if somebody else changed the table since: that change would be lost.
         """
         current = published
-        for commit in self.commits():
+        for commit in self.commits(newest):
             if current <= epoch:
                 return commit.version, current
             mark = commit.mark
@@ -120,10 +115,10 @@ class DeltaLog:
             path=self.folder.parent,
         )
 
-    def named_since(self, timestamp_ms: int) -> set[str]:
+    def named_since(self, newest: int, timestamp_ms: int) -> set[str]:
         """Every file that a commit from this time on has made part of the table, even if it was removed again."""
         named: set[str] = set()
-        for commit in self.commits():
+        for commit in self.commits(newest):
             if commit.timestamp_ms < timestamp_ms:
                 break
             named |= commit.added
@@ -148,9 +143,6 @@ class DeltaLog:
 
     def _file(self, version: int) -> Path:
         return self.folder / f"{version:020}.json"
-
-    def _names(self) -> list[str]:
-        return [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
 
 
 def _parse(version: int, text: str) -> LoggedCommit:

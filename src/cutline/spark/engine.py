@@ -21,6 +21,7 @@ from cutline.ports import BatchHandler, OperatorPlan, StagedTask, StageJob
 from cutline.protocol.lineage import Lineage
 from cutline.spark import plan as planning
 from cutline.spark.channel_source import FORMAT, ChannelSource
+from cutline.spark.generator_source import GeneratorSource
 from cutline.spark.session import query_session
 from cutline.spark.staging import REPORT_SCHEMA, stage_rows
 
@@ -119,6 +120,7 @@ class SparkEngine:
     def _build(self, node: OperatorNode) -> Any:
         session = query_session(self._session, state_backend=self._options.state_backend, subtasks=node.subtasks)
         session.dataSource.register(ChannelSource)
+        session.dataSource.register(GeneratorSource)
         function = self._functions[node.operator]
         inputs = [self._input(session, node.operator, name) for name in node.inputs]
         if not node.inputs:

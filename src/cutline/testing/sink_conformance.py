@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -34,6 +34,8 @@ from cutline.ports import Sink, SinkContext, StageAttempt, StagedBatch
 from cutline.protocol.commit import CommitPermit
 
 Row = dict[str, Any]
+
+FIRST = Generation(1)
 
 SIMPLE = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
 RICH = pa.schema(
@@ -77,9 +79,8 @@ class Case:
     #: Batches of earlier epochs; the next permit begins after them.
     through: BatchId = NO_BATCH
     previous: Epoch = NO_EPOCH
-    generation: Generation = Generation(1)
+    generation: Generation = FIRST
     attempts: int = 0
-    staged: dict[Epoch, list[StagedBatch]] = field(default_factory=dict)
 
     def open(self, sink: Sink) -> None:
         """Go on with a new instance over the same target, as after a restart."""

@@ -1,0 +1,62 @@
+"""A live view of a running flow in the terminal, drawn from its status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+
+def flow_view(status: dict[str, Any], note: str = "") -> RenderableType:
+    """Operators, channels, sinks and checkpoints at one glance."""
+    if not status:
+        return Text(f"starting Spark …  {note}", style="yellow")
+    recovery = status["recovery"]
+    title = Text.assemble(
+        ("flow ", "dim"),
+        (status["flow"], "bold"),
+        f"  {status['state']}  generation {status['generation']}  came back by: {recovery['path']}",
+        (f"  {note}", "yellow"),
+    )
+    return Group(title, _operators(status), _checkpoints(status))
+
+
+def _operators(status: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("operator", "batch", "rows", "batch ms", "unread by consumers", "state"):
+        table.add_column(name, justify="left" if name in ("operator", "state", "unread by consumers") else "right")
+    for name, item in status["operators"].items():
+        backlog = ", ".join(f"{consumer}: {rows:,}" for consumer, rows in item["backlog_rows"].items())
+        state = "running" if item["active"] else "stopped"
+        if item["waiting_for_room"]:
+            state = "waits for room"
+        for epoch, inputs in item["aligning"].items():
+            state = f"aligning epoch {epoch} (waits for {', '.join(inputs)})"
+        table.add_row(name, str(item["batch"]), f"{item['rows']:,}", f"{item['batch_ms']:.0f}", backlog, state)
+    return table
+
+
+def _checkpoints(status: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("epoch", "outcome", "ms", "new bytes", "in flight", ""):
+        table.add_column(name, justify="right" if name in ("epoch", "ms", "new bytes", "in flight") else "left")
+    for epoch, item in status["checkpoints"]["pending"].items():
+        table.add_row(
+            str(epoch), item["state"], str(item["since_ms"]), "", "", f"waits for {', '.join(item['missing'])}"
+        )
+    for item in status["history"][:6]:
+        details = item["details"]
+        table.add_row(
+            str(item["epoch"]),
+            item["outcome"],
+            str(details.get("duration_ms", "")),
+            f"{details.get('new_bytes', 0):,}" if details else "",
+            f"{details.get('in_flight_rows', 0):,} rows" if details else "",
+            item["reason"],
+        )
+    published = ", ".join(f"{name}: epoch {item['published_epoch']}" for name, item in status["sinks"].items())
+    table.caption = f"published – {published}" if published else None
+    table.caption_justify = "left"
+    return table

@@ -1,0 +1,43 @@
+"""The ``cutline`` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from cutline import __version__
+from cutline.cli.demo import demo
+from cutline.cli.run import run, status
+from cutline.errors import CutlineError
+
+app = typer.Typer(
+    name="cutline",
+    help="Consistent checkpoints, recovery and exactly-once output for streaming pipelines on Apache Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(run)
+app.command()(status)
+app.command()(demo)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command line; an error that we raise on purpose is shown without a traceback."""
+    try:
+        app()
+    except CutlineError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""``cutline run`` and ``cutline status``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import runpy
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import structlog
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from cutline.cli.live import flow_view
+from cutline.errors import ConfigError, FlowDefinitionError
+from cutline.flow import Flow
+from cutline.layout import Layout
+from cutline.wiring import load_options, start_flow
+
+
+def _load_flow(path: Path, name: str | None) -> Flow:
+    """The flow that a Python file defines."""
+    if not path.is_file():
+        raise FlowDefinitionError(f"there is no file {path}", next_step="name the Python file that defines the flow")
+    sys.path.insert(0, str(path.resolve().parent))
+    found = [value for value in runpy.run_path(str(path)).values() if isinstance(value, Flow)]
+    flows = {flow.name: flow for flow in found}
+    if name is not None and name in flows:
+        return flows[name]  # type: ignore[index]
+    if name is None and len(flows) == 1:
+        return next(iter(flows.values()))
+    raise FlowDefinitionError(
+        f"{path} defines {'these flows: ' + ', '.join(sorted(flows)) if flows else 'no flow'}",
+        next_step="choose one with --flow" if flows else 'define one at the top level: flow = cutline.Flow("name")',
+    )
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="Python file that defines a flow.")],
+    flow: Annotated[str | None, typer.Option(help="Which flow, if the file defines several.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file; default: cutline.toml, if there.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Folder for everything Cutline stores.")] = None,
+    checkpoint_interval: Annotated[str | None, typer.Option(help='For example "10s"; 0 switches it off.')] = None,
+    mode: Annotated[str | None, typer.Option(help="auto, aligned or unaligned.")] = None,
+    option: Annotated[list[str] | None, typer.Option("--set", help="Any other option, as name=value.")] = None,
+    until_done: Annotated[bool, typer.Option(help="Process what is there now, publish it, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Log as JSON lines; end with the status as JSON.")] = False,
+) -> None:
+    """Run a flow until it is interrupted. Ctrl-C and SIGTERM stop it at a batch boundary; the next run resumes."""
+    console = Console(stderr=True)
+    show_view = console.is_terminal and not as_json
+    _configure_logging(as_json=as_json, quiet=show_view)
+    settings: dict[str, Any] = {"storage": storage, "checkpoint_interval": checkpoint_interval, "mode": mode}
+    for item in option or []:
+        key, separator, value = item.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {item}: no value", next_step="write name=value")
+        settings[key] = value
+    loaded = _load_flow(file, flow)
+    running = start_flow(loaded, spark=None, settings=settings, config_file=config)
+    interrupted = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: interrupted.set())
+    try:
+        if until_done:
+            running.process_all_available()
+        elif show_view:
+            with Live(console=console, refresh_per_second=4) as live:
+                while not interrupted.wait(0.25) and not running.await_termination(0):
+                    live.update(flow_view(running.status(), "Ctrl-C stops"))
+        else:
+            while not interrupted.wait(0.25) and not running.await_termination(0):
+                pass
+    finally:
+        status = running.status()
+        running.stop()
+    if as_json:
+        typer.echo(json.dumps({**status, "state": "stopped"}))
+
+
+def status(
+    flow: Annotated[str, typer.Argument(help="Name of the flow.")],
+    storage: Annotated[str | None, typer.Option(help="Folder for everything Cutline stores.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show where a flow stands: operators, channels, sinks, checkpoints. Reads files only; disturbs nothing."""
+    options = load_options({"storage": storage})
+    path = Layout(Path(options.storage), flow).status
+    if not path.exists():
+        raise ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name")
+    loaded: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    if loaded["state"] == "running" and not Path(f"/proc/{loaded['pid']}").exists():
+        loaded["state"] = "not running (its process is gone; start it again to resume)"
+    if as_json:
+        typer.echo(json.dumps(loaded))
+    else:
+        Console().print(flow_view(loaded))
+
+
+def _configure_logging(*, as_json: bool, quiet: bool) -> None:
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING if quiet else logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,1 @@
+"""The demo: a payments pipeline that is killed at random moments and checked against the truth."""

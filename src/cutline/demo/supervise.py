@@ -1,0 +1,105 @@
+"""The demo's parent process: starts the worker, kills it, starts it again, and watches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cutline.demo.settings import FLOW_NAME, DemoSettings
+from cutline.errors import FlowFailedError
+from cutline.layout import Layout
+
+_LOOK_SECONDS = 0.1
+#: A worker that takes longer than this for everything is stuck.
+_PATIENCE_SECONDS = 900.0
+#: Kills come this long after the worker has made its first progress.
+_KILL_WINDOW_SECONDS = (0.1, 5.0)
+
+Watcher = Callable[[dict[str, Any], str], None]
+
+
+class DemoRun:
+    """One run with a number of kills; the moments come from the seed."""
+
+    def __init__(self, settings: DemoSettings, kills: int, watch: Watcher) -> None:
+        self._settings = settings
+        self._kills_left = kills
+        self._watch = watch
+        self._random = random.Random(settings.seed)
+        self._layout = Layout(settings.storage, FLOW_NAME)
+        self._log = Path(settings.folder) / "worker.log"
+        self.kills = 0
+        self.recoveries: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        """Until the worker has published everything."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        killed_at: float | None = None
+        while True:
+            worker = self._start_worker()
+            try:
+                killed_at = self._follow(worker, killed_at, deadline)
+            finally:
+                _kill_group(worker)
+            if killed_at is None:
+                return
+
+    def _start_worker(self) -> subprocess.Popen[bytes]:
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "cutline.demo.worker", msgspec.json.encode(self._settings).decode()],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def _follow(self, worker: subprocess.Popen[bytes], killed_at: float | None, deadline: float) -> float | None:
+        """Watch one worker to its end; returns when it was killed, or None when it has finished its work."""
+        kill_at: float | None = None
+        while worker.poll() is None:
+            status = self._status(worker.pid)
+            self._watch(status or {}, f"kills so far: {self.kills}")
+            if status and sum(item["batches"] for item in status["operators"].values()) > 0:
+                if killed_at is not None:
+                    seconds = round(time.monotonic() - killed_at, 2)
+                    self.recoveries.append({"path": status["recovery"]["path"], "seconds": seconds})
+                    killed_at = None
+                if kill_at is None and self._kills_left > 0:
+                    kill_at = time.monotonic() + self._random.uniform(*_KILL_WINDOW_SECONDS)
+            if kill_at is not None and time.monotonic() >= kill_at:
+                _kill_group(worker)
+                self.kills += 1
+                self._kills_left -= 1
+                return time.monotonic()
+            if time.monotonic() > deadline:
+                raise FlowFailedError("the demo did not finish", next_step=f"see {self._log}", flow=FLOW_NAME)
+            time.sleep(_LOOK_SECONDS)
+        if worker.returncode != 0:
+            tail = self._log.read_text(errors="replace")[-3000:]
+            raise FlowFailedError(f"the worker failed:\n{tail}", next_step=f"see {self._log}", flow=FLOW_NAME)
+        return None
+
+    def _status(self, pid: int) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            status: dict[str, Any] = msgspec.json.decode(self._layout.status.read_bytes())
+            if status.get("pid") == pid:
+                return status
+        return None
+
+
+def _kill_group(worker: subprocess.Popen[bytes]) -> None:
+    """SIGKILL for the worker, its JVM and all of its Python workers at once, as when a host's power goes."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()

@@ -1,0 +1,115 @@
+"""A seeded source of made-up payments: the same row number gives the same payment, on every machine and every re-run.
+
+For demos, benchmarks and tests. ``spark.readStream.format("cutline_generator")`` with the options
+``rows`` (then it is exhausted), ``keys``, ``seed``, ``first`` (number of the first payment), ``rows_per_batch`` (most
+per batch) and ``rows_per_second`` (pace; 0: as fast as it is read).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+FORMAT = "cutline_generator"
+SCHEMA = "payment_id long, merchant long, amount long, paid_at timestamp"
+_FIRST_PAYMENT_US = 1_767_225_600_000_000  # 2026-01-01
+_MICROSECONDS_BETWEEN = 1_000
+_ROWS_PER_ARROW_BATCH = 50_000
+
+
+def payments(first: int, end: int, *, keys: int, seed: int) -> dict[str, np.ndarray]:
+    """The payments with numbers in [first, end), as columns. A pure function of its arguments."""
+    import numpy as np
+
+    number = np.arange(first, end, dtype=np.uint64)
+    with np.errstate(over="ignore"):  # splitmix64: wrapping around is the point
+        mixed = number + np.uint64((seed * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return {
+        "payment_id": number.astype(np.int64),
+        "merchant": (mixed % np.uint64(keys)).astype(np.int64),
+        "amount": ((mixed >> np.uint64(40)) % np.uint64(10_000)).astype(np.int64) + 1,
+        "paid_at": _FIRST_PAYMENT_US + number.astype(np.int64) * _MICROSECONDS_BETWEEN,
+    }
+
+
+class _Range(InputPartition):
+    def __init__(self, first: int, end: int) -> None:
+        self.first = first
+        self.end = end
+
+
+class GeneratorSource(DataSource):
+    """Made-up payments."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return _GeneratorReader(self.options)
+
+
+class _GeneratorReader(DataSourceStreamReader):
+    def __init__(self, options: Any) -> None:
+        self._first = int(options.get("first", "0"))
+        self._rows = int(options.get("rows", str(1 << 62)))
+        self._keys = int(options.get("keys", "1000"))
+        self._seed = int(options.get("seed", "0"))
+        self._rows_per_batch = int(options.get("rows_per_batch", "100000"))
+        self._rows_per_second = float(options.get("rows_per_second", "0"))
+        self._partitions = int(options.get("partitions", "2"))
+        self._paced: tuple[float, int] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"row": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        row = int(start["row"])
+        return {"row": max(row, min(self._rows, row + self._rows_per_batch, self._due(row)))}
+
+    def _due(self, row: int) -> int:
+        """How far the pace allows, counted from when this process began to read."""
+        if self._rows_per_second <= 0:
+            return self._rows
+        now = time.monotonic()
+        if self._paced is None:
+            self._paced = (now, row)
+        began, first = self._paced
+        return first + int((now - began) * self._rows_per_second)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        first, last = int(start["row"]), int(end["row"])
+        count = max(min(self._partitions, last - first), 1)
+        edges = [first + (last - first) * index // count for index in range(count + 1)]
+        return [_Range(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        first, end = int(getattr(partition, "first", 0)), int(getattr(partition, "end", 0))
+        for begin in range(first, end, _ROWS_PER_ARROW_BATCH):
+            stop = min(begin + _ROWS_PER_ARROW_BATCH, end)
+            columns = payments(self._first + begin, self._first + stop, keys=self._keys, seed=self._seed)
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array(columns["payment_id"]),
+                    pa.array(columns["merchant"]),
+                    pa.array(columns["amount"]),
+                    pa.array(columns["paid_at"], type=pa.timestamp("us", tz="UTC")),
+                ],
+                names=list(columns),
+            )

@@ -26,6 +26,7 @@ POINTS: tuple[str, ...] = (
     "sink-commit-begun",
     "sink-commit-half",
     "sink-commit-done",  # the sink has published; the coordinator does not know
+    "sink-rewind-half",  # some of a sink's given-up epochs are taken back
     "after-sink-commits",  # all sinks have published; nothing was collected
     "mid-truncate",  # some entries of a channel are deleted
     "mid-collect",  # some files of an expired checkpoint are deleted

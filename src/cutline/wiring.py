@@ -94,7 +94,8 @@ def _start_locked(
     published = _open_sinks(flow, graph, plans, recovered, metadata)
     sweep_spark_dirs(layout, recovered.spark_dirs)
 
-    last_epoch = _highest_epoch(metadata, recovered, snapshots.epochs())
+    seen_by_sinks = [flow.sinks[node.sink].highest() for node in graph.sinks]
+    last_epoch = _highest_epoch(metadata, recovered, [*snapshots.epochs(), *seen_by_sinks])
     pending = _pending(metadata, recovered)
     janitor = Janitor(snapshots=snapshots, channels=recovered.channels)
     mailbox: list[CoordinatorService] = []
@@ -288,6 +289,14 @@ def _open_sinks(
             )
         )
         ahead = sink.published() or NO_EPOCH
+        if ahead > newest == NO_EPOCH:
+            # A wiped or mistyped storage folder must never empty a table.
+            raise RecoveryError(
+                f"sink {node.sink} holds what this flow published up to epoch {ahead}, "
+                "but the storage has no checkpoint of it",
+                next_step="check the storage option; to start over, empty the sink's target or name another",
+                flow=graph.flow,
+            )
         if ahead > newest:
             if not sink.can_rewind:
                 raise RecoveryError(

@@ -40,6 +40,8 @@ class BarrierEntry(msgspec.Struct, frozen=True, kw_only=True, tag="barrier"):
     generation: Generation
     epoch: Epoch
     batch: BatchId
+    #: How far the batches up to ``batch`` have read each input: with it a barrier says all there is to a cut.
+    positions: dict[OperatorId, Position]
     aligned: bool
     #: Travels with the barrier, so that consumers need no other message: None = wait without limit, 0 = never wait.
     alignment_limit_ms: int | None

@@ -35,14 +35,14 @@ class ChannelLog:
     # ------------------------------------------------------------------ opening
 
     @classmethod
-    def open(cls, operator: OperatorId, folder: Path, lineage: Lineage) -> ChannelLog:
-        """Read the visible entries. Raises DamagedRecordError for a hole or a bad entry."""
+    def open(cls, operator: OperatorId, folder: Path, lineage: Lineage, first: Position = START) -> ChannelLog:
+        """Read the visible entries from ``first`` on. Raises DamagedRecordError for a hole or a bad entry."""
         log = cls(operator, folder, lineage)
         durable.make_dir(codec.data_dir(folder))
-        for generation, first, end in lineage.ranges():
+        for generation, begin, end in lineage.ranges():
             durable.make_dir(codec.generation_dir(folder, generation))
             for seq in cls._sequence_numbers(codec.generation_dir(folder, generation)):
-                if first <= seq and (end is None or seq < end):
+                if max(first, begin) <= seq and (end is None or seq < end):
                     log._accept(codec.load(codec.entry_path(folder, generation, seq)))
         return log
 
@@ -104,6 +104,12 @@ class ChannelLog:
         """The batch of the newest entry of either kind; a barrier names the batch it follows."""
         with self._lock:
             return self._entries[-1].batch if self._entries else NO_BATCH
+
+    @property
+    def last_positions(self) -> dict[OperatorId, Position]:
+        """How far the operator had read its inputs when it wrote its newest entry."""
+        with self._lock:
+            return dict(self._entries[-1].positions) if self._entries else {}
 
     def barriers(self) -> list[BarrierEntry]:
         return [entry for entry in self.entries() if isinstance(entry, BarrierEntry)]

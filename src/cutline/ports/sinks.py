@@ -100,7 +100,14 @@ class Sink(Protocol):
         ...
 
     def published(self) -> Epoch | None:
-        """Highest epoch whose rows readers can see, according to the sink itself; None if there is none."""
+        """Highest epoch whose rows readers can see, according to the sink itself; None if there is none.
+
+        An epoch without rows need not leave a trace, so this may lag behind what was committed.
+        """
+        ...
+
+    def highest(self) -> Epoch:
+        """Highest epoch the target has ever seen, taken back or not: new ones must be above it. NO_EPOCH if none."""
         ...
 
     def rewind(self, epoch: Epoch) -> None:

@@ -87,7 +87,14 @@ class Agent:
     def start(self) -> list[AgentAction]:
         """Finish what an earlier incarnation began: snapshots of cuts that are in the log and still open."""
         return [
-            TakeSnapshot(epoch=cut.epoch, batch=cut.batch, positions=cut.positions, aligned=cut.aligned, alignment_ms=0)
+            TakeSnapshot(
+                epoch=cut.epoch,
+                batch=cut.batch,
+                # A cut before the first batch has no entry that names positions; it has read nothing of any input.
+                positions={channel: cut.positions.get(channel, START) for channel in self._gates},
+                aligned=cut.aligned,
+                alignment_ms=0,
+            )
             for cut in self._found_cuts
             if self._is_open(cut.epoch)
         ]
@@ -123,8 +130,11 @@ class Agent:
 
     def next_deadline_ms(self) -> int | None:
         """When ``TimePassed`` would change something; None if never."""
-        deadlines = [a.since_ms + a.limit_ms for a in self._aligning.values() if a.limit_ms is not None]
-        return min(deadlines, default=None)
+        if not self._aligning:
+            return None
+        # Epochs are cut in order, so only the first one can become ready by time alone.
+        first = self._aligning[min(self._aligning)]
+        return None if first.limit_ms is None else first.since_ms + first.limit_ms
 
     def aligning(self) -> Mapping[Epoch, tuple[OperatorId, ...]]:
         """Per epoch being aligned: the inputs whose barrier has not been reached. For people who wait."""
@@ -189,16 +199,21 @@ class Agent:
             self._last_cut = epoch
             for gate in self._gates.values():
                 gate.release(epoch)
+            positions = dict(self._positions)
             actions.append(
                 AppendBarrier(
-                    epoch=epoch, batch=self.last_batch, alignment_limit_ms=alignment.limit_ms, aligned=aligned
+                    epoch=epoch,
+                    batch=self.last_batch,
+                    positions=positions,
+                    alignment_limit_ms=alignment.limit_ms,
+                    aligned=aligned,
                 )
             )
             actions.append(
                 TakeSnapshot(
                     epoch=epoch,
                     batch=self.last_batch,
-                    positions=dict(self._positions),
+                    positions=positions,
                     aligned=aligned,
                     alignment_ms=now_ms - alignment.since_ms,
                 )

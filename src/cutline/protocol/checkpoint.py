@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cutline.errors import InvariantViolation
 from cutline.ids import Epoch, Generation, OperatorId, Subtask
@@ -78,6 +78,10 @@ class PendingEpoch:
         if not fresh:
             return AckOutcome.DUPLICATE
         awaiting -= fresh
+        known = self.acks.get(ack.operator)
+        if known is not None:  # in parts: what was said before still counts
+            added = tuple(subtask for subtask in ack.subtasks if subtask.subtask in fresh)
+            ack = replace(ack, subtasks=(*known.subtasks, *added))
         self.acks[ack.operator] = ack
         return AckOutcome.ACCEPTED
 

@@ -163,7 +163,9 @@ class Coordinator:
                 return self._manifest_stored(event.epoch, now_ms)
             case ManifestRefused():
                 epoch = self._pending.get(event.epoch)
-                return self._abort(epoch, event.reason) if epoch and epoch.state is EpochState.COMPLETING else []
+                if epoch is None or epoch.state is not EpochState.COMPLETING:
+                    return []
+                return [*self._abort(epoch, event.reason), *self._store_next_manifest()]
             case AbortStored():
                 return self._abort_stored(event.epoch, now_ms)
             case SinkCommitted():
@@ -184,7 +186,9 @@ class Coordinator:
 
     def next_deadline_ms(self) -> int | None:
         """When ``TimePassed`` would change something; None if never."""
-        deadlines = [epoch.started_ms + self._settings.timeout_ms for epoch in self._pending.values()]
+        deadlines = [
+            epoch.started_ms + self._settings.timeout_ms for epoch in self._pending.values() if _expires(epoch)
+        ]
         if self._accepts_triggers:
             deadlines += [self._settings.trigger.next_due_ms(len(self._pending))] if self._triggers_by_time() else []
         deadlines += self._publisher.deadlines_ms()
@@ -209,9 +213,7 @@ class Coordinator:
     def _time_passed(self, now_ms: int) -> list[CoordinatorAction]:
         actions: list[CoordinatorAction] = []
         for epoch in list(self._pending.values()):
-            expired = now_ms - epoch.started_ms >= self._settings.timeout_ms
-            # A completing epoch is not aborted: its manifest may be stored at this very moment.
-            if expired and epoch.state in (EpochState.RECORDING, EpochState.COLLECTING):
+            if _expires(epoch) and now_ms - epoch.started_ms >= self._settings.timeout_ms:
                 missing = "; ".join(f"{op} subtasks {subtasks}" for op, subtasks in epoch.missing().items())
                 actions += self._abort(epoch, f"timed out after {now_ms - epoch.started_ms} ms waiting for {missing}")
         if self._accepts_triggers and self._settings.trigger.is_due(now_ms, len(self._pending)):
@@ -253,8 +255,16 @@ class Coordinator:
         epoch = self._pending.get(ack.epoch)
         outcome = epoch.acknowledge(ack) if epoch else AckOutcome.UNKNOWN
         self.ack_outcomes[outcome] += 1
-        if epoch is None or outcome is not AckOutcome.ACCEPTED or not epoch.is_acknowledged_by_all():
+        return self._store_next_manifest() if outcome is AckOutcome.ACCEPTED else []
+
+    def _store_next_manifest(self) -> list[CoordinatorAction]:
+        """One at a time: stored out of order, two epochs would both publish the batches that they share."""
+        if any(epoch.state is EpochState.COMPLETING for epoch in self._pending.values()):
             return []
+        ready = [e for e in self._pending.values() if e.state is EpochState.COLLECTING and e.is_acknowledged_by_all()]
+        if not ready:
+            return []
+        epoch = min(ready, key=lambda one: one.epoch)
         epoch.move(EpochState.COMPLETING)
         previous = self._complete[-1].epoch if self._complete else NO_EPOCH
         return [
@@ -287,8 +297,9 @@ class Coordinator:
         actions: list[CoordinatorAction] = [AnnounceClosed(epoch=number, completed=True)]
         # What a later complete epoch covers is of no use any more.
         for earlier in [p for p in self._pending.values() if p.epoch < number]:
-            if earlier.state in (EpochState.RECORDING, EpochState.COLLECTING):
+            if _expires(earlier):
                 actions += self._abort(earlier, f"subsumed by epoch {number}")
+        actions += self._store_next_manifest()
         actions += self._publish(now_ms)
         actions += self._answers()
         actions += self._release()
@@ -338,3 +349,8 @@ class Coordinator:
             return []
         self._complete = self._complete[len(expendable) :]
         return [ReleaseBelow(min_epoch=self._complete[0].epoch)]
+
+
+def _expires(epoch: PendingEpoch) -> bool:
+    """Whether it may still be given up. A completing one may not: its manifest may be stored at this very moment."""
+    return epoch.state in (EpochState.RECORDING, EpochState.COLLECTING)

@@ -8,6 +8,7 @@ barrier therefore changes no offset, and Spark runs no empty batch for it.
 
 from __future__ import annotations
 
+from cutline.errors import InvariantViolation
 from cutline.ids import START, Epoch, Position
 
 
@@ -17,26 +18,31 @@ class InputGate:
     def __init__(self, read_up_to: Position = START) -> None:
         #: After the last entry with rows that has appeared, and never below what was read before this gate was made.
         self.end: Position = read_up_to
-        #: Next sequence number expected; logs are gap-free, so anything below was seen before.
-        self._next_seq: Position = START
+        #: Next sequence number expected; logs are gap-free, so anything below was seen before. None: nothing seen yet,
+        #: and the log may begin anywhere, since it may have been truncated.
+        self._next_seq: Position | None = None
         #: Open barriers this operator has not cut for: epoch → position a batch must end at to stand at the barrier.
         self._uncut: dict[Epoch, Position] = {}
 
     def data_appeared(self, seq: Position, *, has_rows: bool) -> None:
         """A data entry is in the log. Seen before: nothing changes."""
-        if seq < self._next_seq:
-            return
-        self._next_seq = Position(seq + 1)
-        if has_rows:
+        if self._is_new(seq) and has_rows:
             self.end = max(self.end, Position(seq + 1))
 
     def barrier_appeared(self, seq: Position, epoch: Epoch, *, is_uncut: bool) -> None:
         """A barrier is in the log; ``is_uncut``: it is open and this operator has yet to cut for it."""
-        if seq < self._next_seq:
-            return
-        self._next_seq = Position(seq + 1)
-        if is_uncut:
+        if self._is_new(seq) and is_uncut:
             self._uncut[epoch] = self.end
+
+    def _is_new(self, seq: Position) -> bool:
+        expected = seq if self._next_seq is None else self._next_seq
+        if seq > expected:
+            # What is missing may be a barrier; going on without it would break the cut without a sound.
+            raise InvariantViolation(f"entry {seq} appeared where {expected} was expected")
+        if seq < expected:
+            return False
+        self._next_seq = Position(seq + 1)
+        return True
 
     def release(self, epoch: Epoch) -> None:
         """The operator has cut for the epoch, or the epoch is over."""

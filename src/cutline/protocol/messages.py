@@ -130,6 +130,7 @@ class AppendBarrier:
 
     epoch: Epoch
     batch: BatchId
+    positions: Mapping[OperatorId, Position]
     alignment_limit_ms: int | None
     aligned: bool
 

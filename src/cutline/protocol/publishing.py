@@ -90,6 +90,7 @@ class Publisher:
                 continue
             following = next((index for index, item in enumerate(complete) if item.epoch > state.published), None)
             if following is None:
+                state.attempt, state.retry_at_ms = 0, None
                 continue
             epoch = complete[following]
             before = complete[following - 1] if following else None

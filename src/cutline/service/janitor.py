@@ -10,21 +10,16 @@ import structlog
 
 from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError
-from cutline.ids import START, Epoch, OperatorId, Position
+from cutline.ids import Epoch, OperatorId, Position
 from cutline.ports import Manifest, SnapshotStore
 
 log = structlog.get_logger(__name__)
 
 
-def needed_from(manifest: Manifest, channel: ChannelLog) -> Position:
-    """The lowest entry of a channel that a restore to this epoch would read.
-
-    Its consumers go on at their positions; its own operator finds its cut by the entry of the cut batch.
-    """
-    cut = manifest.channels[channel.operator]
-    positions = [flight.first for flight in cut.in_flight.values()]
-    own = next((e.seq for e in channel.data_entries() if e.batch == manifest.operators[channel.operator].batch), START)
-    return min([*positions, own])
+def needed_from(manifest: Manifest, channel: OperatorId) -> Position:
+    """The lowest entry of a channel that a restore to this epoch would read: what is in flight, and the barrier."""
+    cut = manifest.channels[channel]
+    return min([cut.barrier, *(flight.first for flight in cut.in_flight.values())])
 
 
 class Janitor:
@@ -61,7 +56,7 @@ class Janitor:
         """Keep ``min_epoch`` and everything after it."""
         manifest = self._snapshots.load_manifest(min_epoch)
         for channel in self._channels.values():
-            channel.truncate(needed_from(manifest, channel))
+            channel.truncate(needed_from(manifest, channel.operator))
         keep = [e for e in self._snapshots.epochs() if e >= min_epoch and e not in self._abandoned]
         gone = self._snapshots.collect(keep)
         if gone:

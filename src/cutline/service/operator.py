@@ -20,7 +20,7 @@ from cutline.channels.entries import BarrierEntry, DataEntry, Entry
 from cutline.channels.log import ChannelLog
 from cutline.config import Options
 from cutline.crashpoints import crashpoint
-from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
+from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId
 from cutline.ports import Engine, OperatorPlan, Sink, SnapshotStore, StagedBatch, StagedTask, StageJob, StreamingBatch
 from cutline.protocol.agent import Agent, FoundCut
 from cutline.protocol.messages import (
@@ -97,6 +97,7 @@ class OperatorService:
             spark_checkpoint_dir=spark_checkpoint_dir,
             snapshots=snapshots,
             notify=notify,
+            on_fatal=on_fatal,
             completed_batch=completed_batch,
         )
         self._thread = threading.Thread(target=self._run, name=f"cutline-{operator}", daemon=True)
@@ -107,15 +108,8 @@ class OperatorService:
 
     def _recovered_agent(self, last_epoch: Epoch, open_epochs: frozenset[Epoch]) -> Agent:
         """The agent as its own log tells: a barrier directly after batch N's entry means "cut at N"."""
-        data = {entry.batch: entry for entry in self.channel.data_entries()}
-        newest = max(data, default=None)
         cuts = [
-            FoundCut(
-                epoch=barrier.epoch,
-                batch=barrier.batch,
-                positions=data[barrier.batch].positions if barrier.batch in data else {},
-                aligned=barrier.aligned,
-            )
+            FoundCut(epoch=barrier.epoch, batch=barrier.batch, positions=barrier.positions, aligned=barrier.aligned)
             for barrier in self.channel.barriers()
             if barrier.epoch in open_epochs
         ]
@@ -125,7 +119,7 @@ class OperatorService:
             last_epoch=last_epoch,
             open_epochs=open_epochs,
             last_batch=self.channel.last_batch,
-            positions=data[newest].positions if newest is not None else None,
+            positions=self.channel.last_positions,
             found_cuts=cuts,
         )
 
@@ -141,8 +135,7 @@ class OperatorService:
                     self._perform(self._agent.handle(_appeared(name, entry), now_ms=now_ms()))
             # An input without entries has a gate too, and the reader needs it before the query starts.
             self._perform(self._agent.handle(TimePassed(), now_ms=now_ms()))
-        newest = self.channel.data_entries()[-1:]
-        self._report_consumed(newest[0] if newest else None)
+        self._report_consumed(self.channel.last_positions)
         self._thread.start()
 
     def stop(self) -> None:
@@ -232,12 +225,11 @@ class OperatorService:
             self._perform(self._agent.handle(event, now_ms=now_ms()))
         self.rows_total += rows
         self.batches_total += 1
-        self._report_consumed(entry)
+        self._report_consumed(entry.positions)
 
-    def _report_consumed(self, entry: DataEntry | None) -> None:
-        for name, producer in self._inputs.items():
-            if entry is not None and name in entry.positions:
-                producer.credits.consumed(self.operator, entry.positions[name])
+    def _report_consumed(self, positions: Mapping[OperatorId, Position]) -> None:
+        for name, position in positions.items():
+            self._inputs[name].credits.consumed(self.operator, position)
 
     # ------------------------------------------------------------------ actions
 
@@ -262,6 +254,7 @@ class OperatorService:
                 generation=self._generation,
                 epoch=action.epoch,
                 batch=action.batch,
+                positions=dict(action.positions),
                 aligned=action.aligned,
                 alignment_limit_ms=action.alignment_limit_ms,
             )

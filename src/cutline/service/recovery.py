@@ -236,11 +236,17 @@ class Recovery:
         channels: dict[OperatorId, ChannelLog] = {}
         for name in self._graph.names:
             cut = manifest.channels[name]
-            lineage = _lineage(cut.lineage)
-            channel = ChannelLog.open(name, self._layout.channel(name), lineage.fork(generation, _after(cut.barrier)))
+            lineage = _lineage(cut.lineage).fork(generation, Position(cut.barrier + 1))
+            first = min((flight.first for flight in cut.in_flight.values()), default=cut.barrier)
+            folder = self._layout.channel(name)
+            try:
+                channel = ChannelLog.open(name, folder, lineage)
+            except DamagedRecordError as error:
+                # Older epochs are then lost; this one may still have all it needs.
+                self._problem(f"{name}: {error}")
+                channel = ChannelLog.open(name, folder, lineage, first)
             if channel.end != cut.barrier + 1:
                 raise DamagedRecordError(f"log ends at {channel.end}, barrier is at {cut.barrier}", channel=name)
-            first = min((flight.first for flight in cut.in_flight.values()), default=cut.barrier)
             if channel.start > first:
                 raise DamagedRecordError(f"log begins at {channel.start}, needed from {first}", channel=name)
             for entry in channel.data_entries(first, cut.barrier):
@@ -314,7 +320,3 @@ def batch_in(manifests: list[Manifest], operator: OperatorId) -> BatchId:
 
 def _lineage(spans: Spans) -> Lineage:
     return Lineage(spans=tuple(Span(generation, start) for generation, start in spans))
-
-
-def _after(barrier: int) -> Position:
-    return Position(barrier + 1)

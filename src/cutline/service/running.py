@@ -34,6 +34,8 @@ _LOOK_SECONDS = 0.02
 _STATUS_SECONDS = 0.25
 #: How many past checkpoints the status shows.
 _HISTORY_SHOWN = 20
+#: How many an ended flow still knows.
+_HISTORY_KEPT = 10_000
 
 
 class RunningFlow:
@@ -71,6 +73,9 @@ class RunningFlow:
         self._ended = threading.Event()
         self._failure: BaseException | None = None
         self._paused = False
+        #: Set once, when the flow has ended and its stores are closed.
+        self._last_status: dict[str, Any] | None = None
+        self._last_history: list[EpochOutcome] = []
         self._stop_lock = threading.Lock()
         self._status_thread = threading.Thread(target=self._write_status, name="cutline-status", daemon=True)
 
@@ -116,12 +121,16 @@ class RunningFlow:
 
     def checkpoints(self, limit: int = 100) -> list[EpochOutcome]:
         """How past checkpoints ended, newest first."""
+        if self._last_status is not None:
+            return self._last_history[:limit]
         return self._metadata.history(limit)
 
     # ------------------------------------------------------------------ running
 
     def status(self) -> dict[str, Any]:
-        """Everything a person or a program wants to see, as plain values."""
+        """Everything a person or a program wants to see, as plain values. Of an ended flow: how it ended."""
+        if self._last_status is not None:
+            return self._last_status
         return {
             "flow": self.name,
             "pid": os.getpid(),
@@ -259,6 +268,8 @@ class RunningFlow:
                 service.stop()
             self._janitor.stop()
             self._ended.set()
+            self._last_history = self._metadata.history(_HISTORY_KEPT)
+            self._last_status = self.status()
             self._publish_status()
             self._engine.close()
             self._metadata.close()

@@ -12,7 +12,7 @@ import structlog
 
 from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
-from cutline.errors import CutlineError
+from cutline.errors import CutlineError, FencedError
 from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
 from cutline.ports import OperatorRecord, Sink, SinkRecord, SnapshotStore, SubtaskRecord
 from cutline.protocol.commit import CommitPermit
@@ -50,6 +50,7 @@ class Snapshotter:
         spark_checkpoint_dir: Path,
         snapshots: SnapshotStore,
         notify: Callable[[CoordinatorEvent], None],
+        on_fatal: Callable[[BaseException], None],
         completed_batch: BatchId,
     ) -> None:
         self._flow = flow
@@ -61,6 +62,7 @@ class Snapshotter:
         self._spark_checkpoint_dir = spark_checkpoint_dir
         self._snapshots = snapshots
         self._notify = notify
+        self._on_fatal = on_fatal
         #: Cut batch of the newest complete epoch: what was staged up to it is no longer ours to bind.
         self._completed_batch = completed_batch
         self._cut_batches: dict[Epoch, BatchId] = {}
@@ -190,6 +192,9 @@ class Snapshotter:
         while (permit := self._permits.get()) is not None:
             try:
                 self._commit(permit)
+            except FencedError as error:  # another history has passed this one: trying again would never end
+                self._on_fatal(error)
+                return
             except Exception as error:  # a sink may raise anything; the coordinator tries again
                 log.warning("sink_commit_failed", sink=permit.sink, epoch=permit.epoch, exc_info=True)
                 reason = f"{type(error).__name__}: {error}"

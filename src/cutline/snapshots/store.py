@@ -24,6 +24,7 @@ from cutline.ports import (
 )
 from cutline.snapshots.blobs import BlobStore
 from cutline.snapshots.closure import closure, last_batches, verify_files
+from cutline.snapshots.relocate import relocate
 
 
 class LocalSnapshotStore:
@@ -157,6 +158,7 @@ class LocalSnapshotStore:
         durable.make_dir(spark_checkpoint_dir)
         for file in record.files():
             self._blobs.place(file, spark_checkpoint_dir / file.path)
+        relocate(spark_checkpoint_dir)
 
     # ------------------------------------------------------------------ generations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -63,8 +64,8 @@ def _user_defaults() -> set[str]:
     return {line.replace("=", " ").split()[0] for line in lines if line and not line.startswith("#")}
 
 
-def open_session(app: str, given: SparkSession | None) -> SparkSession:
-    """The session to run on: the one given, the active one, or a new local one."""
+def open_session(app: str, given: SparkSession | None, extra: Mapping[str, str] | None = None) -> SparkSession:
+    """The session to run on: the one given, the active one, or a new local one (with ``extra`` settings)."""
     session = given or SparkSession.getActiveSession()
     if session is not None:
         return session
@@ -72,7 +73,7 @@ def open_session(app: str, given: SparkSession | None) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app)
     users = _user_defaults()
-    settings = dict(_SESSION_DEFAULTS)
+    settings = {**_SESSION_DEFAULTS, **(extra or {})}
     if "SPARK_MASTER" not in os.environ and "spark.master" not in users:
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = "127.0.0.1"

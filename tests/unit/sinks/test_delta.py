@@ -72,8 +72,10 @@ def test_a_reader_polling_during_commits_never_sees_half_an_epoch(tmp_path: Path
 
     reader = threading.Thread(target=poll)
     reader.start()
-    for epoch in range(1, 11):
+    for epoch in range(1, 200):
         case.publish(epoch, epoch, *(rows(10 * epoch + task) for task in range(4)))
+        if len({len(counts) for counts in seen}) >= 5:  # enough commits were watched, however slow the reader is
+            break
     is_over.set()
     reader.join()
     assert all(count == 4 for counts in seen for count in counts.values())
@@ -101,6 +103,23 @@ def test_a_foreign_commit_during_ours_is_kept(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(DeltaTable, "create_write_transaction", disturbed)
     case.publish(1, 0, rows(1))
     assert ids(tmp_path) == [1, 100]
+
+
+def test_a_compaction_during_our_commit_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = start(tmp_path)
+    for epoch in (1, 2):
+        case.publish(epoch, epoch, rows(epoch))
+    original = DeltaTable.create_write_transaction
+
+    def disturbed(table: DeltaTable, *args: Any, **more: Any) -> None:
+        assert DeltaTable(tmp_path / "table").optimize.compact()["numFilesRemoved"] == 2
+        original(table, *args, **more)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", disturbed)
+    case.publish(3, 3, rows(3))
+    assert ids(tmp_path) == [1, 2, 3]
+    with pytest.raises(SinkError, match=r"somebody else.*OPTIMIZE"):
+        case.sink.rewind(Epoch(1))
 
 
 def test_an_existing_table_with_a_further_nullable_column_is_fine(tmp_path: Path) -> None:

@@ -1,0 +1,255 @@
+"""A flow on real Spark: it runs, checkpoints, stops, and comes back by the right path."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cutline.errors import FlowDefinitionError, FlowFailedError, FlowLockedError, RecoveryError
+from cutline.flow import Flow
+from cutline.layout import Layout
+from cutline.service.running import RunningFlow
+from cutline.sinks import Parquet
+from tests.support.payments import assert_exactly_once, payments_flow
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def start(spark: SparkSession, tmp_path: Path, *, cards: int, upi: int, **options: Any) -> RunningFlow:
+    flow = payments_flow(tmp_path, card_rows=cards, upi_rows=upi)
+    options.setdefault("checkpoint_interval", 0)
+    return flow.start(spark=spark, storage=str(tmp_path / "storage"), **options)
+
+
+def live_dir(tmp_path: Path, operator: str) -> Path:
+    [folder] = (tmp_path / "storage" / "payments" / "spark" / operator).iterdir()
+    return folder
+
+
+def delete_live_dir(tmp_path: Path) -> None:
+    shutil.rmtree(live_dir(tmp_path, "totals"))
+
+
+def cut_live_state_short(tmp_path: Path) -> None:
+    newest = max(live_dir(tmp_path, "totals").glob("state/0/0/*.changelog"), key=lambda path: path.stat().st_mtime)
+    content = newest.read_bytes()
+    newest.unlink()
+    newest.write_bytes(content[:-1])
+
+
+def delete_log_entry(tmp_path: Path) -> None:
+    entries = sorted((tmp_path / "storage" / "payments" / "channels" / "cards").glob("g*/*.json"))
+    entries[len(entries) // 2].unlink()
+
+
+def test_everything_is_published_exactly_once_and_a_stopped_flow_resumes(spark: SparkSession, tmp_path: Path) -> None:
+    run = start(spark, tmp_path, cards=5_000, upi=2_000, checkpoint_interval="300ms")
+    assert run.status()["recovery"]["path"] == "fresh"
+    run.process_all_available()
+    assert_exactly_once(tmp_path, card_rows=5_000, upi_rows=2_000)
+    run.stop()
+
+    # The same flow with more input: it goes on where it stopped. (Card payments come before UPI ones, so the UPI
+    # source, whose numbers would shift, has nothing more to give here.)
+    run = start(spark, tmp_path, cards=5_000, upi=3_500)
+    assert run.status()["recovery"]["path"] == "resume"
+    run.process_all_available()
+    run.stop(drain=True)
+    assert_exactly_once(tmp_path, card_rows=5_000, upi_rows=3_500)
+    assert run.status()["state"] == "stopped"
+
+
+@pytest.mark.parametrize("damage", [delete_live_dir, cut_live_state_short, delete_log_entry])
+def test_a_damaged_live_state_falls_through_to_the_newest_checkpoint(
+    spark: SparkSession, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    run = start(spark, tmp_path, cards=3_000, upi=1_000)
+    run.process_all_available()
+    epoch = run.trigger_checkpoint()
+    run.stop()
+    damage(tmp_path)
+
+    run = start(spark, tmp_path, cards=3_000, upi=2_000)
+    recovery = run.status()["recovery"]
+    assert (recovery["path"], recovery["epoch"]) == ("local", epoch)
+    assert recovery["problems"]
+    run.process_all_available()
+    run.stop()
+    assert_exactly_once(tmp_path, card_rows=3_000, upi_rows=2_000)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_takes_back_what_was_published(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    run = start(spark, tmp_path, cards=2_000, upi=1_000, retain_checkpoints=5)
+    run.process_all_available()
+    first = run.trigger_checkpoint()
+    run.stop()
+    run = start(spark, tmp_path, cards=2_000, upi=3_000, retain_checkpoints=5)
+    run.process_all_available()
+    second = run.trigger_checkpoint()
+    run.stop()
+    layout = Layout(tmp_path / "storage", "payments")
+    record = layout.record(second, "totals")  # type: ignore[arg-type]
+    record.write_bytes(record.read_bytes()[:-20])
+    delete_live_dir(tmp_path)
+
+    run = start(spark, tmp_path, cards=2_000, upi=4_000, retain_checkpoints=5)
+    recovery = run.status()["recovery"]
+    assert recovery["path"] == "local"
+    assert first <= recovery["epoch"] < second
+    assert any(f"epoch {second}" in problem for problem in recovery["problems"])
+    run.process_all_available()
+    third = run.trigger_checkpoint()
+    run.stop()
+    assert third > second, "an epoch number is never used twice"
+    assert_exactly_once(tmp_path, card_rows=2_000, upi_rows=4_000)
+
+
+def test_it_never_starts_fresh_when_checkpoints_existed(spark: SparkSession, tmp_path: Path) -> None:
+    run = start(spark, tmp_path, cards=1_000, upi=1_000)
+    run.process_all_available()
+    run.stop()
+    delete_live_dir(tmp_path)
+    shutil.rmtree(tmp_path / "storage" / "payments" / "blobs")
+    with pytest.raises(RecoveryError, match="no checkpoint can be used"):
+        start(spark, tmp_path, cards=1_000, upi=1_000)
+
+
+def test_a_second_start_is_refused_while_the_flow_runs(spark: SparkSession, tmp_path: Path) -> None:
+    run = start(spark, tmp_path, cards=10, upi=10)
+    with pytest.raises(FlowLockedError, match="another process runs this flow"):
+        start(spark, tmp_path, cards=10, upi=10)
+    run.stop()
+
+
+def test_pause_drains_and_resume_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    flow = payments_flow(tmp_path, card_rows=4_000, upi_rows=4_000, rows_per_second=1_500)
+    run = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0)
+    assert run.pause()
+    before = {name: item["batch"] for name, item in run.status()["operators"].items()}
+    epoch = run.trigger_checkpoint(mode="aligned")
+    assert {name: item["batch"] for name, item in run.status()["operators"].items()} == before
+    details = next(item for item in run.checkpoints() if item.epoch == epoch).details
+    assert details["in_flight_rows"] == 0
+    run.resume()
+    run.process_all_available()
+    run.stop()
+    assert_exactly_once(tmp_path, card_rows=4_000, upi_rows=4_000)
+
+
+def test_a_full_channel_blocks_its_producer(spark: SparkSession, tmp_path: Path) -> None:
+    flow = payments_flow(tmp_path, card_rows=20_000, upi_rows=1_000)
+    run = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0, channel_capacity_entries=2)
+    run.process_all_available()
+    assert_exactly_once(tmp_path, card_rows=20_000, upi_rows=1_000)
+    run.stop()
+
+
+def test_old_entries_and_checkpoints_are_let_go(spark: SparkSession, tmp_path: Path) -> None:
+    run = start(spark, tmp_path, cards=8_000, upi=8_000, retain_checkpoints=1)
+    run.process_all_available()
+    for _ in range(3):
+        run.trigger_checkpoint()
+    run.stop()
+    root = tmp_path / "storage" / "payments"
+    assert len(list(root.glob("checkpoints/*/manifest.json"))) == 1
+    assert len(list(root.glob("channels/cards/data/*"))) <= 2, "what every consumer has read is gone"
+
+
+def test_a_failing_operator_is_restarted_and_its_error_shown_whole(spark: SparkSession, tmp_path: Path) -> None:
+    flow = Flow("failing")
+    fuse = tmp_path / "fuse"
+    fuse.write_text("burns once")
+
+    @flow.operator()
+    def numbers(spark: SparkSession) -> DataFrame:
+        source = spark.readStream.format("cutline_generator").options(rows=500, rows_per_batch=100).load()
+        path = str(fuse)
+
+        def blow(batches: Any) -> Any:
+            import os
+
+            if os.path.exists(path):
+                os.unlink(path)
+                raise ValueError("the fuse has blown")
+            yield from batches
+
+        return source.mapInArrow(blow, source.schema)
+
+    flow.sink(numbers, Parquet(str(tmp_path / "out")))
+    run = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0, restart_backoff="10ms")
+    while run.status()["operators"]["numbers"]["restarts"] == 0:
+        assert not run.await_termination("50ms")
+    run.process_all_available()
+    run.stop()
+    assert len(list((tmp_path / "out").glob("cutline_epoch=*"))) >= 1
+
+
+def test_an_operator_that_always_fails_ends_the_flow_with_its_whole_error(spark: SparkSession, tmp_path: Path) -> None:
+    flow = Flow("hopeless")
+
+    @flow.operator()
+    def numbers(spark: SparkSession) -> DataFrame:
+        source = spark.readStream.format("cutline_generator").options(rows=500).load()
+
+        def blow(batches: Any) -> Any:
+            raise ValueError("always broken")
+            yield
+
+        return source.mapInArrow(blow, source.schema)
+
+    flow.sink(numbers, Parquet(str(tmp_path / "out")))
+    run = flow.start(
+        spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0, restart_limit=1, restart_backoff="10ms"
+    )
+    with pytest.raises(FlowFailedError, match="always broken"):
+        run.await_termination("120s")
+    assert run.status()["state"] == "failed"
+
+
+def test_definition_errors_are_found_before_anything_starts(spark: SparkSession, tmp_path: Path) -> None:
+    flow = Flow("wrong")
+
+    @flow.operator()
+    def numbers(spark: SparkSession) -> DataFrame:
+        return spark.readStream.format("cutline_generator").load().groupBy("merchant").count()
+
+    flow.sink(numbers, Parquet(str(tmp_path / "out")), output_mode="append")
+    with pytest.raises(FlowDefinitionError, match="output mode 'append' does not fit"):
+        flow.start(spark=spark, storage=str(tmp_path / "storage"))
+
+    static = Flow("static")
+
+    @static.operator()
+    def table(spark: SparkSession) -> DataFrame:
+        return spark.range(10)
+
+    static.sink(table, Parquet(str(tmp_path / "out2")))
+    with pytest.raises(FlowDefinitionError, match="returned a static DataFrame"):
+        static.start(spark=spark, storage=str(tmp_path / "storage"))
+
+
+def test_a_changed_schema_is_refused_with_a_clear_error(spark: SparkSession, tmp_path: Path) -> None:
+    def flow(columns: list[str]) -> Flow:
+        made = Flow("evolving")
+
+        @made.operator()
+        def numbers(spark: SparkSession) -> DataFrame:
+            return spark.readStream.format("cutline_generator").options(rows=100).load().selectExpr(*columns)
+
+        made.sink(numbers, Parquet(str(tmp_path / "out")))
+        return made
+
+    run = flow(["payment_id", "merchant"]).start(spark=spark, storage=str(tmp_path / "s"), checkpoint_interval=0)
+    run.process_all_available()
+    run.stop()
+    with pytest.raises(FlowDefinitionError, match="schema of this operator's channel has changed"):
+        flow(["payment_id", "cast(merchant as string) merchant"]).start(spark=spark, storage=str(tmp_path / "s"))

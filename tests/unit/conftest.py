@@ -1,0 +1,21 @@
+"""Settings of the property tests: the same examples in every run, and many more of them with CUTLINE_EXPLORE=5000."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+_slow_is_fine = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+
+settings.register_profile(
+    "same", max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=_slow_is_fine
+)
+settings.register_profile(
+    "explore",
+    max_examples=int(os.environ.get("CUTLINE_EXPLORE", "1000")),
+    deadline=None,
+    database=None,
+    suppress_health_check=_slow_is_fine,
+)
+settings.load_profile("explore" if "CUTLINE_EXPLORE" in os.environ else "same")

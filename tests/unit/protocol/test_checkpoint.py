@@ -1,0 +1,104 @@
+"""The tally of one epoch: who has acknowledged, and which state it is in."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from cutline.errors import InvariantViolation
+from cutline.ids import Epoch, Generation, OperatorId, Subtask
+from cutline.protocol.checkpoint import MOVES, AckOutcome, EpochState, PendingEpoch
+from tests.support.driven_coordinator import operator_ack
+
+
+def collecting(**subtasks: int) -> PendingEpoch:
+    """An epoch of generation 2 whose barriers are under way."""
+    return PendingEpoch(
+        epoch=Epoch(7),
+        generation=Generation(2),
+        started_ms=0,
+        alignment_limit_ms=None,
+        awaiting={OperatorId(name): {Subtask(i) for i in range(count)} for name, count in subtasks.items()},
+        state=EpochState.COLLECTING,
+    )
+
+
+def test_an_epoch_is_acknowledged_only_when_every_subtask_of_every_operator_has() -> None:
+    epoch = collecting(a=2, b=1)
+    assert epoch.acknowledge(operator_ack("a", 7, subtasks=[0, 1], generation=2)) is AckOutcome.ACCEPTED
+    assert not epoch.is_acknowledged_by_all()
+    assert epoch.acknowledge(operator_ack("b", 7, generation=2)) is AckOutcome.ACCEPTED
+    assert epoch.is_acknowledged_by_all()
+
+
+def test_subtasks_are_counted_by_who_not_by_how_many() -> None:
+    epoch = collecting(a=3)
+    assert epoch.acknowledge(operator_ack("a", 7, subtasks=[0], generation=2)) is AckOutcome.ACCEPTED
+    assert epoch.acknowledge(operator_ack("a", 7, subtasks=[0], generation=2)) is AckOutcome.DUPLICATE
+    assert epoch.acknowledge(operator_ack("a", 7, subtasks=[0], generation=2)) is AckOutcome.DUPLICATE
+    assert epoch.missing() == {"a": [1, 2]}
+
+
+def test_an_acknowledgement_that_says_something_new_is_accepted() -> None:
+    epoch = collecting(a=3)
+    epoch.acknowledge(operator_ack("a", 7, subtasks=[0], generation=2))
+    assert epoch.acknowledge(operator_ack("a", 7, subtasks=[0, 2], generation=2)) is AckOutcome.ACCEPTED
+    assert epoch.missing() == {"a": [1]}
+
+
+def test_an_operator_that_acknowledges_in_parts_is_kept_whole() -> None:
+    """The manifest counts files and bytes from here: no subtask may fall out."""
+    epoch = collecting(a=3)
+    epoch.acknowledge(operator_ack("a", 7, subtasks=[0, 1], generation=2))
+    epoch.acknowledge(operator_ack("a", 7, subtasks=[1, 2], generation=2))
+    assert [subtask.subtask for subtask in epoch.acks[OperatorId("a")].subtasks] == [0, 1, 2]
+
+
+def test_an_acknowledgement_of_another_generation_is_stale() -> None:
+    epoch = collecting(a=1)
+    assert epoch.acknowledge(operator_ack("a", 7, generation=1)) is AckOutcome.STALE
+    assert epoch.acknowledge(operator_ack("a", 7, generation=3)) is AckOutcome.STALE
+    assert not epoch.acks
+
+
+def test_an_acknowledgement_of_an_unknown_operator_is_unknown() -> None:
+    assert collecting(a=1).acknowledge(operator_ack("x", 7, generation=2)) is AckOutcome.UNKNOWN
+
+
+def test_an_acknowledgement_of_an_unknown_subtask_counts_for_nothing() -> None:
+    epoch = collecting(a=1)
+    assert epoch.acknowledge(operator_ack("a", 7, subtasks=[5], generation=2)) is not AckOutcome.ACCEPTED
+    assert not epoch.is_acknowledged_by_all()
+
+
+@pytest.mark.parametrize("state", [state for state in EpochState if state is not EpochState.COLLECTING])
+def test_nothing_is_accepted_unless_barriers_are_under_way(state: EpochState) -> None:
+    epoch = collecting(a=1)
+    epoch.state = state
+    assert epoch.acknowledge(operator_ack("a", 7, generation=2)) is AckOutcome.UNKNOWN
+    assert not epoch.acks
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(EpochState, EpochState)))
+def test_an_epoch_makes_only_the_moves_in_the_table(before: EpochState, after: EpochState) -> None:
+    epoch = collecting(a=1)
+    epoch.state = before
+    if after in MOVES[before]:
+        epoch.move(after)
+        assert epoch.state is after
+    else:
+        with pytest.raises(InvariantViolation):
+            epoch.move(after)
+        assert epoch.state is before
+
+
+def test_what_is_over_stays_over() -> None:
+    assert MOVES[EpochState.COMPLETED] == MOVES[EpochState.ABORTED] == frozenset()
+
+
+def test_an_aborted_epoch_never_completes() -> None:
+    reachable = {EpochState.ABORTING}
+    for _ in EpochState:
+        reachable |= {state for start in reachable for state in MOVES[start]}
+    assert EpochState.COMPLETED not in reachable

@@ -1,0 +1,280 @@
+"""A coordinator under random orders, failures and crashes: every batch is published once, and only what is complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, OperatorId
+from cutline.protocol.checkpoint import EpochState
+from cutline.protocol.messages import (
+    AnnounceClosed,
+    CommitSink,
+    CoordinatorAction,
+    InjectBarrier,
+    ReleaseBelow,
+    StoreAborted,
+    StoreManifest,
+    StorePending,
+)
+from cutline.protocol.publishing import CompleteEpoch
+from tests.support.driven_coordinator import SINKS, SUBTASKS, DrivenCoordinator, stored_pending
+
+RETAIN = 2
+TIMEOUT_MS = 1_000
+OWNER = {sink: operator for operator, sinks in SINKS.items() for sink in sinks}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is stored of a complete epoch: the cuts, and the batches each operator had bound to it."""
+
+    generation: int
+    previous: int
+    cuts: dict[str, int]
+    bound: dict[str, range]
+
+
+class Checkpoints(RuleBasedStateMachine):
+    """The stores are durable; ``it``, ``todo`` and ``injected`` die with the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generation = 0
+        self.now_ms = 0
+        self.batch = dict.fromkeys(SUBTASKS, int(NO_BATCH))
+        # durable
+        self.pending: dict[int, int] = {}
+        self.epochs_used: set[int] = set()
+        self.manifests: dict[int, Manifest] = {}
+        self.recorded: dict[str, int] = {}
+        self.cut: dict[str, dict[int, int]] = {operator: {} for operator in SUBTASKS}
+        #: What readers of each sink see: (epoch, batches).
+        self.visible: dict[str, list[tuple[int, range]]] = {sink: [] for sink in OWNER}
+
+    @initialize()
+    @rule()
+    def crash(self) -> None:
+        """A new incarnation goes on with the same logs."""
+        self.generation += 1
+        newest = max(self.manifests, default=0)
+        for epoch in [epoch for epoch in self.pending if epoch in self.manifests]:
+            del self.pending[epoch]
+        for sink in OWNER:
+            seen = self.visible[sink][-1][0] if self.visible[sink] else 0
+            self.recorded[sink] = min(max(seen, self.recorded.get(sink, 0)), newest)
+        self.it = DrivenCoordinator(
+            max_concurrent=2,
+            timeout_ms=TIMEOUT_MS,
+            retain=RETAIN,
+            last_epoch=max(self.epochs_used, default=0),
+            complete=[
+                CompleteEpoch(
+                    epoch=Epoch(epoch),
+                    generation=Generation(manifest.generation),
+                    previous_epoch=Epoch(manifest.previous),
+                    batches=_typed(manifest.cuts),
+                )
+                for epoch, manifest in sorted(self.manifests.items())
+            ],
+            published=self.recorded,
+            generation=self.generation,
+            now_ms=self.now_ms,
+            started=False,
+        )
+        self.todo: list[CoordinatorAction] = []
+        self.injected: set[int] = set()
+        self.prepared: dict[int, dict[str, range]] = {}
+        self.completed_batch = {
+            operator: self.manifests[newest].cuts[operator] if newest else int(NO_BATCH) for operator in SUBTASKS
+        }
+        stored = [stored_pending(epoch, started_ms=started) for epoch, started in sorted(self.pending.items())]
+        self.take(self.it.core.start(stored, now_ms=self.now_ms))
+
+    # ------------------------------------------------------------------ what can happen
+
+    @rule(operator=st.sampled_from(list(SUBTASKS)))
+    def run_a_batch(self, operator: str) -> None:
+        self.batch[operator] += 1
+
+    @rule()
+    def request(self) -> None:
+        self.take(self.it.request("r"))
+
+    @rule(ms=st.sampled_from([100, 600]))
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        self.it.now_ms = self.now_ms
+        self.take(self.it.pass_ms(0))
+
+    @precondition(lambda self: self.todo)
+    @rule(data=st.data())
+    def perform(self, data: st.DataObject) -> None:
+        """Something the coordinator asked for takes place; the oldest of each epoch first."""
+        first = {getattr(action, "epoch", None) or action: action for action in reversed(self.todo)}
+        action = data.draw(st.sampled_from(list(first.values())))
+        self.todo.remove(action)
+        match action:
+            case StorePending():
+                assert action.epoch not in self.epochs_used, "an epoch is never used twice"
+                self.epochs_used.add(action.epoch)
+                self.pending[action.epoch] = action.started_ms
+                self.take(self.it.pending_stored(action.epoch))
+            case StoreManifest():
+                self.store_manifest(action, refused=data.draw(st.integers(0, 9)) == 0)
+            case StoreAborted():
+                assert action.epoch not in self.manifests
+                self.pending.pop(action.epoch, None)
+                self.take(self.it.abort_stored(action.epoch))
+            case CommitSink():
+                self.commit(action, outcome=data.draw(st.sampled_from(["done", "done", "not done", "unknown"])))
+
+    @precondition(lambda self: self.injected)
+    @rule(operator=st.sampled_from(list(SUBTASKS)), data=st.data(), again=st.booleans())
+    def acknowledge(self, operator: str, data: st.DataObject, again: bool) -> None:
+        """An operator cuts for an epoch (in order, once, in its log) and acknowledges, perhaps twice."""
+        epoch = data.draw(st.sampled_from(sorted(self.injected)))
+        cuts = self.cut[operator]
+        if epoch not in cuts:
+            if epoch < max(cuts, default=0):
+                return
+            cuts[epoch] = self.batch[operator]
+        if operator not in self.prepared.setdefault(epoch, {}):
+            self.prepared[epoch][operator] = range(self.completed_batch[operator] + 1, cuts[epoch] + 1)
+        for _ in range(2 if again else 1):
+            self.take(self.it.ack(operator, epoch, batch=cuts[epoch]))
+
+    @rule(operator=st.sampled_from(list(SUBTASKS)), data=st.data())
+    def fail_a_snapshot(self, operator: str, data: st.DataObject) -> None:
+        if self.injected and data.draw(st.integers(0, 4)) == 0:
+            self.take(self.it.snapshot_failed(operator, data.draw(st.sampled_from(sorted(self.injected)))))
+
+    # ------------------------------------------------------------------ what the coordinator asks for
+
+    def take(self, actions: list[CoordinatorAction]) -> None:
+        for action in actions:
+            match action:
+                case InjectBarrier():
+                    assert action.epoch in self.pending, "durable first"
+                    self.injected.add(action.epoch)
+                case AnnounceClosed():
+                    self.announce(action.epoch, completed=action.completed)
+                case ReleaseBelow():
+                    self.release(action.min_epoch)
+                case StorePending() | StoreManifest() | StoreAborted() | CommitSink():
+                    self.todo.append(action)
+
+    def store_manifest(self, action: StoreManifest, *, refused: bool) -> None:
+        assert set(action.acks) == set(SUBTASKS)
+        assert {name: len(ack.subtasks) for name, ack in action.acks.items()} == SUBTASKS
+        assert all(ack.generation == self.generation for ack in action.acks.values())
+        if refused:
+            self.take(self.it.manifest_refused(action.epoch))
+            return
+        assert action.epoch > max(self.manifests, default=0), "complete epochs ascend"
+        assert action.previous_epoch == max(self.manifests, default=0)
+        cuts = {str(name): int(ack.cut.batch) for name, ack in action.acks.items()}
+        bound = dict(self.prepared[action.epoch])
+        self.manifests[action.epoch] = Manifest(self.generation, action.previous_epoch, cuts, bound)
+        self.pending.pop(action.epoch, None)
+        self.take(self.it.manifest_stored(action.epoch))
+
+    def announce(self, epoch: int, *, completed: bool) -> None:
+        assert completed == (epoch in self.manifests)
+        assert epoch not in self.pending, "operators hear of it when it is durable"
+        self.injected.discard(epoch)
+        if completed:
+            for operator in SUBTASKS:
+                self.completed_batch[operator] = max(self.completed_batch[operator], self.cut[operator][epoch])
+
+    def release(self, min_epoch: int) -> None:
+        for epoch in [epoch for epoch in self.manifests if epoch < min_epoch]:
+            for sink in OWNER:
+                seen = self.visible[sink][-1][0] if self.visible[sink] else 0
+                assert seen > epoch or self.recorded.get(sink, 0) >= epoch, "unpublished epochs are kept"
+            del self.manifests[epoch]
+        assert len(self.manifests) >= RETAIN
+
+    def commit(self, action: CommitSink, *, outcome: str) -> None:
+        permit, sink = action.permit, str(action.permit.sink)
+        manifest = self.manifests[permit.epoch]
+        assert permit.generation == manifest.generation
+        published = self.visible[sink]
+        if outcome != "not done" and permit.epoch not in [epoch for epoch, _ in published]:
+            batches = range(permit.after_batch + 1, permit.through_batch + 1)
+            through = published[-1][1].stop - 1 if published else NO_BATCH
+            assert permit.epoch > (published[-1][0] if published else 0), "in the order of epochs"
+            assert permit.after_batch == through, "no batch left out, none twice"
+            bound = manifest.bound[OWNER[sink]]
+            assert all(batch in bound for batch in batches), "what is published was bound to the epoch"
+            published.append((permit.epoch, batches))
+        if outcome == "done":
+            self.recorded[sink] = permit.epoch
+            self.take(self.it.sink_committed(sink, permit.epoch))
+        else:
+            self.take(self.it.sink_failed(sink, permit.epoch))
+
+    # ------------------------------------------------------------------ what must hold
+
+    @invariant()
+    def sinks_show_complete_epochs_only(self) -> None:
+        for published in self.visible.values():
+            assert all(epoch in self.manifests or epoch < min(self.manifests) for epoch, _ in published)
+
+    @invariant()
+    def the_timer_is_not_in_the_past(self) -> None:
+        if self.generation and self.it.core.next_deadline_ms() is not None:
+            self.take(self.it.pass_ms(0))
+            deadline = self.it.core.next_deadline_ms()
+            assert deadline is None or deadline > self.now_ms, "the coordinator would spin"
+
+    def teardown(self) -> None:
+        """When everything gets through, one more checkpoint publishes every batch there is."""
+        if not self.generation:
+            return
+        for _ in range(3):
+            self.request()
+            for _ in range(200):
+                self.settle()
+            assert not self.it.core.pending
+            self.pass_time(TIMEOUT_MS)
+        for sink, operator in OWNER.items():
+            batches = [batch for _, published in self.visible[sink] for batch in published]
+            assert batches == list(range(self.batch[operator] + 1))
+        assert self.it.core.is_settled()
+
+    def settle(self) -> None:
+        while self.todo:
+            action = self.todo.pop(0)
+            match action:
+                case StorePending():
+                    self.epochs_used.add(action.epoch)
+                    self.pending[action.epoch] = action.started_ms
+                    self.take(self.it.pending_stored(action.epoch))
+                case StoreManifest():
+                    self.store_manifest(action, refused=False)
+                case StoreAborted():
+                    self.pending.pop(action.epoch, None)
+                    self.take(self.it.abort_stored(action.epoch))
+                case CommitSink():
+                    self.commit(action, outcome="done")
+        for epoch, pending in list(self.it.core.pending.items()):
+            for operator in SUBTASKS:
+                cuts = self.cut[operator]
+                if pending.state is EpochState.COLLECTING and (epoch in cuts or epoch > max(cuts, default=0)):
+                    cuts.setdefault(epoch, self.batch[operator])
+                    known = self.prepared.setdefault(epoch, {})
+                    known.setdefault(operator, range(self.completed_batch[operator] + 1, cuts[epoch] + 1))
+                    self.take(self.it.ack(operator, epoch, batch=cuts[epoch]))
+        self.pass_time(100)
+
+
+def _typed(cuts: dict[str, int]) -> dict[OperatorId, BatchId]:
+    return {OperatorId(name): BatchId(batch) for name, batch in cuts.items()}
+
+
+TestCheckpoints = Checkpoints.TestCase
+TestCheckpoints.settings = settings(stateful_step_count=60)

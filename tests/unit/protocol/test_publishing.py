@@ -1,0 +1,172 @@
+"""Which sink publishes which epoch next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
+from cutline.protocol.commit import CommitPermit
+from cutline.protocol.publishing import CompleteEpoch, Publisher
+from tests.support.driven_coordinator import complete_epoch
+
+TABLE, RAW = SinkId("table"), SinkId("raw")
+ONE, TWO, THREE = complete_epoch(1, batch=4), complete_epoch(2, batch=4), complete_epoch(3, batch=9)
+
+
+def publisher(**published: int) -> Publisher:
+    return Publisher(
+        FlowName("flow"),
+        {TABLE: OperatorId("totals"), RAW: OperatorId("left")},
+        {SinkId(name): Epoch(epoch) for name, epoch in published.items()},
+        retry_ms=100,
+        retry_limit_ms=350,
+    )
+
+
+def due(publisher: Publisher, *complete: CompleteEpoch, now_ms: int = 0) -> Mapping[str, CommitPermit]:
+    return {action.permit.sink: action.permit for action in publisher.due(complete, now_ms)}
+
+
+def test_nothing_is_published_without_a_complete_epoch() -> None:
+    assert due(publisher()) == {}
+
+
+def test_every_sink_publishes_the_first_epoch_it_has_not() -> None:
+    permits = due(publisher(table=1), ONE, TWO)
+    assert {sink: permit.epoch for sink, permit in permits.items()} == {TABLE: 2, RAW: 1}
+
+
+def test_a_permit_says_everything_about_its_epoch() -> None:
+    assert due(publisher(table=2, raw=3), ONE, TWO, complete_epoch(3, batch=9, generation=5))[TABLE] == CommitPermit(
+        flow=FlowName("flow"),
+        operator=OperatorId("totals"),
+        sink=TABLE,
+        epoch=Epoch(3),
+        generation=Generation(5),
+        previous_epoch=Epoch(2),
+        after_batch=BatchId(4),
+        through_batch=BatchId(9),
+    )
+
+
+def test_the_first_epoch_covers_everything_from_the_first_batch() -> None:
+    permit = due(publisher(), ONE)[TABLE]
+    assert permit.previous_epoch == NO_EPOCH
+    assert permit.after_batch == NO_BATCH
+    assert permit.covers(BatchId(0))
+    assert permit.covers(BatchId(4))
+    assert not permit.covers(BatchId(5))
+
+
+def test_an_epoch_without_a_new_batch_covers_nothing() -> None:
+    permit = due(publisher(table=1), ONE, TWO)[TABLE]
+    assert not any(permit.covers(BatchId(batch)) for batch in range(-1, 20))
+
+
+def test_a_sink_publishes_one_epoch_at_a_time() -> None:
+    sinks = publisher(raw=3)
+    assert list(due(sinks, ONE, TWO, THREE)) == [TABLE]
+    assert due(sinks, ONE, TWO, THREE) == {}
+    sinks.committed(TABLE, Epoch(1))
+    assert due(sinks, ONE, TWO, THREE)[TABLE].epoch == 2
+
+
+def test_a_slow_sink_does_not_hold_up_the_other() -> None:
+    sinks = publisher()
+    due(sinks, ONE, TWO)
+    sinks.committed(RAW, Epoch(1))
+    assert {sink: permit.epoch for sink, permit in due(sinks, ONE, TWO).items()} == {RAW: 2}
+
+
+def test_a_failed_commit_is_tried_again_with_doubling_pauses_up_to_a_limit() -> None:
+    sinks, now_ms, pauses = publisher(raw=1), 0, []
+    for attempt in range(5):
+        (action,) = sinks.due([ONE], now_ms)
+        assert action.attempt == attempt
+        assert action.permit.epoch == 1
+        sinks.failed(TABLE, Epoch(1), now_ms)
+        (retry_at,) = sinks.deadlines_ms()
+        assert sinks.due([ONE], retry_at - 1) == []
+        pauses.append(retry_at - now_ms)
+        now_ms = retry_at
+    assert pauses == [100, 200, 350, 350, 350]
+
+
+def test_a_commit_that_fails_for_years_still_has_a_pause() -> None:
+    sinks, now_ms = publisher(raw=1), 0
+    for _ in range(2_000):
+        sinks.due([ONE], now_ms)
+        sinks.failed(TABLE, Epoch(1), now_ms)
+        (now_ms,) = sinks.deadlines_ms()
+    assert now_ms < 2_000 * 350
+
+
+def test_success_starts_the_count_of_tries_anew() -> None:
+    sinks = publisher(raw=2)
+    sinks.due([ONE], 0)
+    sinks.failed(TABLE, Epoch(1), 0)
+    sinks.due([ONE], 100)
+    sinks.committed(TABLE, Epoch(1))
+    (action,) = sinks.due([ONE, TWO], 100)
+    assert action.attempt == 0
+
+
+def test_a_retry_is_the_same_permit_even_when_later_epochs_are_complete() -> None:
+    """The first try may have taken effect: the second must publish exactly the same."""
+    sinks = publisher(raw=3)
+    first = due(sinks, ONE)[TABLE]
+    sinks.failed(TABLE, Epoch(1), 0)
+    assert due(sinks, ONE, TWO, THREE, now_ms=100)[TABLE] == first
+
+
+def test_a_late_repeat_of_an_old_outcome_changes_nothing() -> None:
+    sinks = publisher(raw=2, table=1)
+    due(sinks, ONE, TWO)
+    sinks.committed(TABLE, Epoch(1))
+    sinks.failed(TABLE, Epoch(1), 0)
+    assert due(sinks, ONE, TWO) == {}
+    assert sinks.published(TABLE) == 1
+    assert sinks.deadlines_ms() == []
+
+
+def test_a_commit_heard_of_after_its_failure_leaves_no_timer() -> None:
+    """With nothing left to publish, a deadline in the past would make the coordinator spin."""
+    sinks = publisher(raw=1)
+    due(sinks, ONE)
+    sinks.failed(TABLE, Epoch(1), 0)
+    sinks.committed(TABLE, Epoch(1))
+    assert due(sinks, ONE, now_ms=500) == {}
+    assert sinks.deadlines_ms() == []
+    assert sinks.is_idle()
+
+
+def test_published_never_goes_back() -> None:
+    sinks = publisher(table=3)
+    sinks.committed(TABLE, Epoch(1))
+    assert sinks.published(TABLE) == 3
+
+
+def test_sinks_are_idle_when_all_have_published_the_newest_epoch() -> None:
+    sinks = publisher(table=1)
+    due(sinks, ONE)
+    assert not sinks.is_idle()
+    sinks.committed(RAW, Epoch(1))
+    assert sinks.is_idle()
+
+
+def test_published_everywhere_is_what_the_slowest_sink_has() -> None:
+    assert publisher(table=3, raw=1).published_everywhere([ONE, TWO, THREE]) == 1
+    assert publisher(table=3).published_everywhere([ONE, TWO, THREE]) == NO_EPOCH
+
+
+def test_without_sinks_every_complete_epoch_counts_as_published() -> None:
+    nobody = Publisher(FlowName("flow"), {}, {}, retry_ms=1, retry_limit_ms=1)
+    assert nobody.published_everywhere([ONE, TWO]) == 2
+    assert nobody.published_everywhere([]) == NO_EPOCH
+    assert nobody.is_idle()
+
+
+def test_an_epoch_that_was_aborted_in_between_is_covered_by_the_next() -> None:
+    permit = due(publisher(table=1, raw=3), ONE, THREE)[TABLE]
+    assert permit.previous_epoch == 1
+    assert [batch for batch in range(12) if permit.covers(BatchId(batch))] == [5, 6, 7, 8, 9]

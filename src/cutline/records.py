@@ -12,6 +12,9 @@ from cutline.errors import DamagedRecordError, UnknownFormatError
 
 FORMAT_VERSION = 1
 
+#: What msgspec raises for bytes that are no such JSON; a broken character has an error of its own.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+
 T = TypeVar("T")
 
 
@@ -35,7 +38,7 @@ def decode(kind: str, data: bytes, type_: type[T], *, path: object = None) -> T:
     """The record behind stored bytes; raises rather than return anything that is not exactly what was written."""
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise DamagedRecordError(f"not a readable {kind} record: {error}", path=path) from error
     if envelope.format != FORMAT_VERSION:
         raise UnknownFormatError(
@@ -49,7 +52,7 @@ def decode(kind: str, data: bytes, type_: type[T], *, path: object = None) -> T:
         raise DamagedRecordError(f"{kind} record does not match its checksum", path=path)
     try:
         return msgspec.json.decode(envelope.body, type=type_)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise DamagedRecordError(f"{kind} record lacks something: {error}", path=path) from error
 
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from cutline import durable, records
 from cutline.config import Options, build_options, environment_layer, file_layer
 from cutline.errors import RecoveryError
@@ -17,6 +15,7 @@ from cutline.flow import Flow
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, Epoch, OperatorId, SinkId
 from cutline.layout import Layout
+from cutline.logs import get_logger
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import EpochOutcome, Manifest, MetadataStore, OperatorPlan, Sink, SinkContext
 from cutline.protocol.coordinator import Coordinator, Settings, StoredPending, Topology
@@ -37,7 +36,7 @@ from cutline.snapshots.store import LocalSnapshotStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CONFIG_FILE = "cutline.toml"
 

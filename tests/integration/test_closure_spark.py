@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (everybody calls it F)
+from pyspark.sql import functions as F
 
 from cutline.ids import BatchId
 from cutline.ports import FileSet

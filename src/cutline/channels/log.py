@@ -43,7 +43,14 @@ class ChannelLog:
             durable.make_dir(codec.generation_dir(folder, generation))
             for seq in cls._sequence_numbers(codec.generation_dir(folder, generation)):
                 if max(first, begin) <= seq and (end is None or seq < end):
-                    log._accept(codec.load(codec.entry_path(folder, generation, seq)))
+                    entry = codec.load(codec.entry_path(folder, generation, seq))
+                    if (entry.generation, entry.seq) != (generation, seq):
+                        raise DamagedRecordError(f"entry {seq} is another one", channel=operator, generation=generation)
+                    log._accept(entry)
+        last = log._entries[-1].seq + 1 if log._entries else START
+        if last < lineage.spans[-1].start:
+            # What is appended next would stand where an older generation's entry belongs, and be seen by nobody.
+            raise DamagedRecordError(f"log ends at {last} instead of {lineage.spans[-1].start}", channel=operator)
         return log
 
     @staticmethod
@@ -169,12 +176,11 @@ class ChannelLog:
     # ------------------------------------------------------------------ sweeping
 
     def invisible_entries(self) -> list[Entry]:
-        """Entries that no lineage reaches: of zombies, or given up by a restore. Unreadable ones are left out."""
-        owned = {(self.lineage.owner(entry.seq), entry.seq) for entry in self.entries()}
+        """Entries that the lineage does not reach: of zombies, or given up by a restore. Unreadable ones are left out."""
         found: list[Entry] = []
         for folder in sorted(self.folder.glob("g*")):
             for seq in self._sequence_numbers(folder):
-                if (int(folder.name[1:]), seq) not in owned:
+                if self.lineage.owner(seq) != int(folder.name[1:]):
                     with contextlib.suppress(DamagedRecordError):
                         found.append(codec.load(folder / codec.entry_name(seq)))
         return found

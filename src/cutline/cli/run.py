@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import structlog
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -21,6 +20,7 @@ from cutline.cli.live import flow_view
 from cutline.errors import ConfigError, FlowDefinitionError
 from cutline.flow import Flow
 from cutline.layout import Layout
+from cutline.logs import configure_logging
 from cutline.wiring import load_options, start_flow
 
 
@@ -55,7 +55,7 @@ def run(
     """Run a flow until it is interrupted. Ctrl-C and SIGTERM stop it at a batch boundary; the next run resumes."""
     console = Console(stderr=True)
     show_view = console.is_terminal and not as_json
-    _configure_logging(as_json=as_json, quiet=show_view)
+    configure_logging(as_json=as_json, level=logging.WARNING if show_view else logging.INFO)
     settings: dict[str, Any] = {"storage": storage, "checkpoint_interval": checkpoint_interval, "mode": mode}
     for item in option or []:
         key, separator, value = item.partition("=")
@@ -101,17 +101,3 @@ def status(
         typer.echo(json.dumps(loaded))
     else:
         Console().print(flow_view(loaded))
-
-
-def _configure_logging(*, as_json: bool, quiet: bool) -> None:
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING if quiet else logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

@@ -6,18 +6,15 @@ import logging
 import sys
 
 import msgspec
-import structlog
 
 from cutline.demo.pipeline import payments_flow
 from cutline.demo.settings import DemoSettings
+from cutline.logs import configure_logging
 
 
 def main() -> None:
     """Run until everything is published; the settings come as one argument of JSON."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    configure_logging(as_json=False, level=logging.INFO)
     settings = msgspec.json.decode(sys.argv[1], type=DemoSettings)
     run = payments_flow(settings).start(
         storage=str(settings.storage), checkpoint_interval=settings.interval, mode=settings.mode

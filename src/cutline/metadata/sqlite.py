@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from cutline.errors import FencedError, UnknownFormatError
+from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
 from cutline.ids import Epoch, Generation, SinkId
 from cutline.ports import EpochOutcome, PendingRecord
 
@@ -43,13 +45,23 @@ class SqliteMetadata:
         with self._lock:
             return cast("list[tuple[Any, ...]]", self._db.execute(sql, values).fetchall())
 
-    def next_generation(self, at_least: Generation) -> Generation:
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing; a statement that fails leaves neither half a change nor a lock behind."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def next_generation(self, at_least: Generation) -> Generation:
+        with self._transaction():
             generation = Generation(max(self._counter("generation") + 1, at_least))
             self._db.execute("INSERT OR REPLACE INTO counters VALUES ('generation', ?)", (generation,))
-            self._db.execute("COMMIT")
-            self._generation = generation
+        self._generation = generation
         return generation
 
     def _counter(self, name: str) -> int:
@@ -58,27 +70,27 @@ class SqliteMetadata:
 
     def _write_fenced(self, sql: str, values: tuple[Any, ...]) -> None:
         """One statement, which takes effect only while nobody has taken a newer generation."""
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._transaction():
             newest = self._counter("generation")
             if newest > self._generation:
-                self._db.execute("ROLLBACK")
                 raise FencedError(
                     f"generation {newest} has taken over",
                     next_step="stop this process: another one runs the flow",
                     generation=self._generation,
                 )
             self._db.execute(sql, values)
-            self._db.execute("COMMIT")
 
     def last_epoch(self) -> Epoch:
         return Epoch(self._read("SELECT coalesce(max(epoch), 0) FROM epochs")[0][0])
 
     def store_pending(self, record: PendingRecord) -> None:
-        self._write_fenced(
-            "INSERT INTO epochs (epoch, generation, started_ms, alignment_limit_ms) VALUES (?, ?, ?, ?)",
-            (record.epoch, record.generation, record.started_ms, record.alignment_limit_ms),
-        )
+        try:
+            self._write_fenced(
+                "INSERT INTO epochs (epoch, generation, started_ms, alignment_limit_ms) VALUES (?, ?, ?, ?)",
+                (record.epoch, record.generation, record.started_ms, record.alignment_limit_ms),
+            )
+        except sqlite3.IntegrityError as error:
+            raise InvariantViolation("an epoch was used twice", epoch=record.epoch) from error
 
     def pending(self) -> list[PendingRecord]:
         rows = self._read(

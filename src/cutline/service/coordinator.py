@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import assert_never
 
-import structlog
-
 from cutline.crashpoints import crashpoint
 from cutline.errors import CheckpointFailedError, FencedError
 from cutline.ids import START, Epoch, FlowName, Generation, OperatorId, SinkId
+from cutline.logs import get_logger
 from cutline.ports import (
     ChannelCut,
     EpochOutcome,
@@ -52,7 +51,7 @@ from cutline.service.clock import now_ms
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class CoordinatorService:

@@ -6,14 +6,13 @@ import queue
 import threading
 from collections.abc import Mapping
 
-import structlog
-
 from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError
 from cutline.ids import Epoch, OperatorId, Position
+from cutline.logs import get_logger
 from cutline.ports import Manifest, SnapshotStore
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def needed_from(manifest: Manifest, channel: OperatorId) -> Position:

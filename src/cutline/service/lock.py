@@ -8,11 +8,10 @@ import os
 import time
 from pathlib import Path
 
-import structlog
-
 from cutline.errors import FlowLockedError
+from cutline.logs import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 #: When the driver's Python dies, its JVM notices and exits; until then it could still write Spark's own files.
 _JVM_EXIT_SECONDS = 60.0

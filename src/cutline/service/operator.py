@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import assert_never
 
-import structlog
-
 from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry, DataEntry, Entry
 from cutline.channels.log import ChannelLog
 from cutline.config import Options
 from cutline.crashpoints import crashpoint
 from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId
+from cutline.logs import get_logger
 from cutline.ports import Engine, OperatorPlan, Sink, SnapshotStore, StagedBatch, StagedTask, StageJob, StreamingBatch
 from cutline.protocol.agent import Agent, FoundCut
 from cutline.protocol.messages import (
@@ -40,7 +39,7 @@ from cutline.service.clock import now_ms
 from cutline.service.credits import Credits
 from cutline.service.snapshotter import Snapshotter
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class OperatorService:

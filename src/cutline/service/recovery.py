@@ -12,8 +12,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import structlog
-
 from cutline import durable
 from cutline.channels.entries import data_dir
 from cutline.channels.log import ChannelLog
@@ -23,6 +21,7 @@ from cutline.errors import CutlineError, DamagedRecordError, FencedError, FlowDe
 from cutline.graph import FlowGraph
 from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
+from cutline.logs import get_logger
 from cutline.ports import (
     GenerationRecord,
     Manifest,
@@ -36,7 +35,7 @@ from cutline.protocol.lineage import Lineage, Span
 from cutline.protocol.recovery import Incarnation, live_epochs
 from cutline.service.clock import now_ms
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 import msgspec
-import structlog
 
 from cutline import durable
 from cutline.config import Options, parse_duration_ms
@@ -19,6 +18,7 @@ from cutline.errors import CheckpointFailedError, ConfigError, FlowFailedError
 from cutline.graph import FlowGraph
 from cutline.ids import Epoch, OperatorId, SinkId
 from cutline.layout import Layout
+from cutline.logs import get_logger
 from cutline.ports import Engine, EpochOutcome, MetadataStore
 from cutline.protocol.messages import CheckpointOptions
 from cutline.service.coordinator import CoordinatorService
@@ -28,7 +28,7 @@ from cutline.service.operator import OperatorService
 from cutline.service.recovery import Recovered
 from cutline.service.supervisor import Supervisor
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _LOOK_SECONDS = 0.02
 _STATUS_SECONDS = 0.25

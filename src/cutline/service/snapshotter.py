@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import structlog
-
 from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
 from cutline.errors import CutlineError, FencedError
 from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.logs import get_logger
 from cutline.ports import OperatorRecord, Sink, SinkRecord, SnapshotStore, SubtaskRecord
 from cutline.protocol.commit import CommitPermit
 from cutline.protocol.messages import (
@@ -29,7 +28,7 @@ from cutline.protocol.messages import (
     Timings,
 )
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 #: How often to look whether Spark has committed the batch of a cut. Spark tells nobody in this process.
 _COMMIT_POLL_SECONDS = 0.002

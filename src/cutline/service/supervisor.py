@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import structlog
-
 from cutline.config import Options
 from cutline.errors import FlowFailedError
 from cutline.ids import FlowName
+from cutline.logs import get_logger
 from cutline.ports import Engine, Query
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _LOOK_SECONDS = 0.1
 

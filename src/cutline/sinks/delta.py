@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import msgspec
-import structlog
 
 from cutline.crashpoints import crashpoint
 from cutline.durable import fsync_dir, is_temporary, make_dir
 from cutline.errors import ConfigError, FencedError, InvariantViolation, NotDone, OutcomeUnknown, SinkError
 from cutline.ids import NO_EPOCH, Epoch
+from cutline.logs import get_logger
 from cutline.sinks.arrow_types import check_partition_columns, rows_schema, storable_schema
 from cutline.sinks.delta_fit import property_problems, schema_problems
 from cutline.sinks.delta_log import MARK_KEY, DeltaLog, Mark
@@ -43,7 +43,7 @@ _VACUUM_HINT = (
     "the longest time the flow may stand still"
 )
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Delta:

@@ -94,7 +94,7 @@ def _source_files(root: str, folder: str, position: bytes | None, batch: BatchId
     else:
         try:
             last = _FILE_POSITION.decode(position).logOffset
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             last = None
     if last is None:
         return [f"{path}/{name}" for path, name in files]
@@ -124,6 +124,6 @@ def _is_file_source(root: str, folder: str, files: list[tuple[str, str]]) -> boo
         lines = file.read().split(b"\n", 2)
     try:
         entry = msgspec.json.decode(lines[1]) if len(lines) > 1 else None
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
     return isinstance(entry, dict) and entry.keys() >= _FILE_ENTRY_KEYS

@@ -90,7 +90,7 @@ def _spark_size(path: str) -> int | None:
     try:
         with open(f"{path}.crc", "rb", buffering=0) as file:
             return _SPARK_CHECKSUM.decode(file.read()).main_file_size
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -39,7 +39,7 @@ def _point_here(path: Path) -> bool:
             if new != old:
                 store["stateSchemaFilePaths"] = new
                 is_changed = True
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         raise DamagedRecordError("operator metadata of Spark cannot be read", path=path) from error
     if not is_changed:
         return False

@@ -74,7 +74,7 @@ class CommitLog:
             return _COMMIT.decode(body)
         except FileNotFoundError:
             return None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise damaged("a commit of Spark cannot be read", path, BatchId(batch)) from error
 
 

@@ -147,8 +147,8 @@ class SparkEngine:
         def on_batch(rows: DataFrame, batch: int) -> None:
             handler(SparkBatch(rows, BatchId(batch), spark_checkpoint_dir))
 
-        # The query's thread inherits the pool: every operator gets its share of the executors.
-        frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", operator)
+        # No scheduler pool per operator: Spark breaks ties between pools by their names, which on few cores starves the
+        # operators late in the alphabet. First come, first served is fair to short batches.
         query = (
             frame.writeStream.outputMode(self._graph.output_modes[operator])
             .queryName(f"{self._graph.flow}.{operator}")

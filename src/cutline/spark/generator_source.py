@@ -7,6 +7,7 @@ per batch) and ``rows_per_second`` (pace; 0: as fast as it is read).
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,7 @@ class _GeneratorReader(DataSourceStreamReader):
         first, last = int(start["row"]), int(end["row"])
         count = max(min(self._partitions, last - first), 1)
         edges = [first + (last - first) * index // count for index in range(count + 1)]
-        return [_Range(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+        return [_Range(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa

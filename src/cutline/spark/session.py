@@ -18,8 +18,6 @@ _SESSION_DEFAULTS = {
     "spark.driver.memory": "2g",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Several queries share few cores: a long batch of one must not keep the others waiting.
-    "spark.scheduler.mode": "FAIR",
     # Hadoop's local file system forks a process for every file it touches; vfork makes that cheap.
     "spark.driver.extraJavaOptions": "-Djdk.lang.Process.launchMechanism=VFORK",
     "spark.executor.extraJavaOptions": "-Djdk.lang.Process.launchMechanism=VFORK",

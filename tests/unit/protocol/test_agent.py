@@ -421,7 +421,7 @@ def test_epochs_closed_long_ago_stay_closed() -> None:
     assert me.agent.aligning() == {ended: ("a",)}
 
 
-# ------------------------------------------------------------------------------------------------- wrong or repeated input
+# ------------------------------------------------------------------------------------------------- wrong or repeated
 
 
 def test_repeated_events_change_nothing() -> None:

@@ -1,8 +1,8 @@
 """Agents of a small flow under random interleavings: every cut is consistent, and every open epoch is cut in the end.
 
-    a ─┐
-       ├─ c ── d
-    b ─┘
+a ─┐
+   ├─ c ── d
+b ─┘
 """
 
 from __future__ import annotations

@@ -101,9 +101,7 @@ def test_a_request_may_choose_how_to_align() -> None:
     assert it.request("unaligned", limit_ms=0) == [
         StorePending(epoch=Epoch(1), started_ms=0, alignment_limit_ms=0),
     ]
-    assert all(
-        isinstance(action, InjectBarrier) and action.alignment_limit_ms == 0 for action in it.pending_stored(1)
-    )
+    assert all(isinstance(action, InjectBarrier) and action.alignment_limit_ms == 0 for action in it.pending_stored(1))
 
 
 def test_a_manifest_names_the_complete_epoch_before_it() -> None:
@@ -353,7 +351,7 @@ def test_permits_of_epochs_at_once_cover_each_batch_once() -> None:
     assert [(permit.after_batch, permit.through_batch) for permit in it.permits("table")] == [(-1, 3), (3, 5)]
 
 
-# ------------------------------------------------------------------------------------------------- requests and the timer
+# ------------------------------------------------------------------------------------------------- requests, the timer
 
 
 def test_a_request_while_another_epoch_runs_is_taken_up_after_it() -> None:

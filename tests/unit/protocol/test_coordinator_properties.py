@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, OperatorId
-from cutline.protocol.checkpoint import EpochState
 from cutline.protocol.messages import (
     AnnounceClosed,
     CommitSink,
@@ -55,9 +54,12 @@ class Checkpoints(RuleBasedStateMachine):
         #: What readers of each sink see: (epoch, batches).
         self.visible: dict[str, list[tuple[int, range]]] = {sink: [] for sink in OWNER}
 
-    @initialize()
     @rule()
     def crash(self) -> None:
+        self.start()
+
+    @initialize()
+    def start(self) -> None:
         """A new incarnation goes on with the same logs."""
         self.generation += 1
         newest = max(self.manifests, default=0)
@@ -116,6 +118,11 @@ class Checkpoints(RuleBasedStateMachine):
         """Something the coordinator asked for takes place; the oldest of each epoch first."""
         first = {getattr(action, "epoch", None) or action: action for action in reversed(self.todo)}
         action = data.draw(st.sampled_from(list(first.values())))
+        refused = isinstance(action, StoreManifest) and data.draw(st.integers(0, 9)) == 0
+        outcomes = ["done", "done", "not done", "unknown"]
+        self.do(action, refused=refused, outcome=data.draw(st.sampled_from(outcomes)))
+
+    def do(self, action: CoordinatorAction, *, refused: bool = False, outcome: str = "done") -> None:
         self.todo.remove(action)
         match action:
             case StorePending():
@@ -124,28 +131,54 @@ class Checkpoints(RuleBasedStateMachine):
                 self.pending[action.epoch] = action.started_ms
                 self.take(self.it.pending_stored(action.epoch))
             case StoreManifest():
-                self.store_manifest(action, refused=data.draw(st.integers(0, 9)) == 0)
+                self.store_manifest(action, refused=refused)
             case StoreAborted():
                 assert action.epoch not in self.manifests
                 self.pending.pop(action.epoch, None)
                 self.take(self.it.abort_stored(action.epoch))
             case CommitSink():
-                self.commit(action, outcome=data.draw(st.sampled_from(["done", "done", "not done", "unknown"])))
+                self.commit(action, outcome=outcome)
 
     @precondition(lambda self: self.injected)
     @rule(operator=st.sampled_from(list(SUBTASKS)), data=st.data(), again=st.booleans())
     def acknowledge(self, operator: str, data: st.DataObject, again: bool) -> None:
         """An operator cuts for an epoch (in order, once, in its log) and acknowledges, perhaps twice."""
         epoch = data.draw(st.sampled_from(sorted(self.injected)))
-        cuts = self.cut[operator]
-        if epoch not in cuts:
-            if epoch < max(cuts, default=0):
-                return
-            cuts[epoch] = self.batch[operator]
-        if operator not in self.prepared.setdefault(epoch, {}):
-            self.prepared[epoch][operator] = range(self.completed_batch[operator] + 1, cuts[epoch] + 1)
         for _ in range(2 if again else 1):
-            self.take(self.it.ack(operator, epoch, batch=cuts[epoch]))
+            self.cut_and_acknowledge(operator, epoch)
+
+    def cut_and_acknowledge(self, operator: str, epoch: int) -> None:
+        if self.cut_for(operator, epoch):
+            self.take(self.it.ack(operator, epoch, batch=self.cut[operator][epoch]))
+
+    def cut_for(self, operator: str, epoch: int) -> bool:
+        cuts = self.cut[operator]
+        if epoch not in cuts and epoch < max(cuts, default=0):
+            return False
+        cuts.setdefault(epoch, self.batch[operator])
+        bound = range(self.completed_batch[operator] + 1, cuts[epoch] + 1)
+        self.prepared.setdefault(epoch, {}).setdefault(operator, bound)
+        return True
+
+    @rule()
+    def cut_everywhere(self) -> None:
+        """All operators cut for what is pending; their acknowledgements are under way."""
+        for epoch in sorted(self.injected):
+            for operator in SUBTASKS:
+                self.cut_for(operator, epoch)
+
+    @precondition(lambda self: self.injected)
+    @rule(data=st.data())
+    def acknowledge_everywhere(self, data: st.DataObject) -> None:
+        epoch = data.draw(st.sampled_from(sorted(self.injected)))
+        for operator in SUBTASKS:
+            self.cut_and_acknowledge(operator, epoch)
+
+    @rule()
+    def perform_everything(self) -> None:
+        """The usual case: whatever is asked for is done at once, in order, without a fault."""
+        while self.todo:
+            self.do(self.todo[0])
 
     @rule(operator=st.sampled_from(list(SUBTASKS)), data=st.data())
     def fail_a_snapshot(self, operator: str, data: st.DataObject) -> None:
@@ -237,7 +270,7 @@ class Checkpoints(RuleBasedStateMachine):
             return
         for _ in range(3):
             self.request()
-            for _ in range(200):
+            for _ in range(2 * TIMEOUT_MS // 100):
                 self.settle()
             assert not self.it.core.pending
             self.pass_time(TIMEOUT_MS)
@@ -247,28 +280,10 @@ class Checkpoints(RuleBasedStateMachine):
         assert self.it.core.is_settled()
 
     def settle(self) -> None:
-        while self.todo:
-            action = self.todo.pop(0)
-            match action:
-                case StorePending():
-                    self.epochs_used.add(action.epoch)
-                    self.pending[action.epoch] = action.started_ms
-                    self.take(self.it.pending_stored(action.epoch))
-                case StoreManifest():
-                    self.store_manifest(action, refused=False)
-                case StoreAborted():
-                    self.pending.pop(action.epoch, None)
-                    self.take(self.it.abort_stored(action.epoch))
-                case CommitSink():
-                    self.commit(action, outcome="done")
-        for epoch, pending in list(self.it.core.pending.items()):
+        self.perform_everything()
+        for epoch in sorted(self.injected):
             for operator in SUBTASKS:
-                cuts = self.cut[operator]
-                if pending.state is EpochState.COLLECTING and (epoch in cuts or epoch > max(cuts, default=0)):
-                    cuts.setdefault(epoch, self.batch[operator])
-                    known = self.prepared.setdefault(epoch, {})
-                    known.setdefault(operator, range(self.completed_batch[operator] + 1, cuts[epoch] + 1))
-                    self.take(self.it.ack(operator, epoch, batch=cuts[epoch]))
+                self.cut_and_acknowledge(operator, epoch)
         self.pass_time(100)
 
 

@@ -1,0 +1,273 @@
+"""The examples on real Spark: each loses its live state half way, comes back, and publishes what plain Python computes.
+
+Of the input, the first part is in the checkpoint, the second was processed after it and is lost with Spark's live
+directories, the third comes after recovery.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pandas as pd
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+
+from cutline.config import OPTION_NAMES
+from cutline.service.running import RunningFlow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+MIDNIGHT = datetime(2026, 3, 1, tzinfo=UTC)
+#: Later than everything else, so that the watermark passes all of it.
+MARKER = MIDNIGHT + timedelta(days=3)
+#: Where the second and the third part of the input begin, by arrival.
+PARTS_BEGIN = (timedelta(hours=4), timedelta(hours=8))
+#: Events arrive out of order, but by less than the 10 minutes that the examples' watermarks allow.
+LATEST_MINUTES = 8
+
+Rows = list[dict[str, Any]]
+
+
+# ------------------------------------------------------------------------------------------------- helpers
+
+
+def example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], Any]:
+    """The function that builds an example's flow; the file is loaded the way ``cutline run`` loads it."""
+    monkeypatch.setenv("INPUT_DIR", str(tmp_path / "samples"))
+    monkeypatch.setenv("OUTPUT_DIR", str(tmp_path / "unused"))
+    build: Callable[[Path, Path], Any] = runpy.run_path(str(EXAMPLES / f"{name}.py"))["build"]
+    return build
+
+
+def put_file(folder: Path, name: str, lines: Iterable[str]) -> None:
+    """A file that appears whole, as Spark's file source needs it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temp = folder / f".{name}"
+    temp.write_text("\n".join(lines))
+    temp.rename(folder / name)
+
+
+def put_json(folder: Path, part: int, rows: Rows) -> None:
+    put_file(folder, f"{part}.json", [json.dumps(row, default=datetime.isoformat) for row in rows])
+
+
+def by_arrival(rows: Rows, at: str, rng: random.Random) -> list[Rows]:
+    """The rows in the three parts in which they arrive: somewhat out of order, so that the parts overlap in time."""
+    parts: list[Rows] = [[], [], []]
+    for row in rows:
+        arrival = row[at] - MIDNIGHT + timedelta(minutes=rng.uniform(0, LATEST_MINUTES))
+        parts[sum(arrival >= begin for begin in PARTS_BEGIN)].append(row)
+    for part in parts:
+        rng.shuffle(part)
+    return parts
+
+
+def run_with_lost_live_state(
+    spark: SparkSession, tmp_path: Path, build: Callable[[Path, Path], Any], feed: Callable[[int], None]
+) -> None:
+    """Part 0, checkpoint, part 1, stop; Spark's directories are deleted; recovery from the checkpoint, part 2."""
+
+    def start() -> RunningFlow:
+        flow = build(tmp_path / "input", tmp_path / "output")
+        run: RunningFlow = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0)
+        return run
+
+    feed(0)
+    run = start()
+    assert run.status()["recovery"]["path"] == "fresh"
+    run.process_all_available()
+    epoch = run.trigger_checkpoint()
+    at_checkpoint = batches(run)
+    feed(1)
+    wait_until(lambda: all(batch > at_checkpoint[name] for name, batch in batches(run).items()))
+    run.stop()
+    live = list((tmp_path / "storage" / run.name / "spark").glob("*/*"))
+    assert len(live) == len(at_checkpoint)
+    for folder in live:
+        shutil.rmtree(folder)
+
+    run = start()
+    recovery = run.status()["recovery"]
+    assert (recovery["path"], recovery["epoch"]) == ("local", epoch)
+    feed(2)
+    run.process_all_available()
+    run.stop()
+
+
+def batches(run: RunningFlow) -> dict[str, int]:
+    return {name: operator["batch"] for name, operator in run.status()["operators"].items()}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def published_parquet(folder: Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    table = ds.dataset(str(folder), format="parquet", partitioning="hive").to_table(columns=list(columns))
+    return sorted(zip(*table.to_pydict().values(), strict=True))
+
+
+def published_delta(folder: Path) -> Rows:
+    rows: Rows = DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
+    return rows
+
+
+def newest_totals(folder: Path) -> dict[str, tuple[int, int]]:
+    """Merchant → (payments, cents), by the newest update of each; fails if an update was published twice."""
+    rows = published_delta(folder)
+    updates = Counter((row["merchant"], row["payments"]) for row in rows)
+    assert max(updates.values()) == 1, "an update was published twice"
+    return {row["merchant"]: (row["payments"], row["cents"]) for row in sorted(rows, key=lambda row: row["payments"])}
+
+
+# ------------------------------------------------------------------------------------------------- the examples
+
+
+@pytest.mark.spark
+def test_union_totals(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(1)
+    folders = {"cards": "card", "upi": "upi"}
+    payments: dict[tuple[str, int], Rows] = {
+        (folder, part): [
+            {
+                "payment_id": f"{folder}-{part}-{number}",
+                "merchant": f"shop-{rng.randrange(7)}",
+                "cents": rng.randrange(1, 10_000),
+                "paid_at": MIDNIGHT + timedelta(minutes=rng.randrange(3 * 24 * 60)),
+            }
+            for number in range(120)
+        ]
+        for folder in folders
+        for part in range(3)
+    }
+
+    def feed(part: int) -> None:
+        for folder in folders:
+            put_json(tmp_path / "input" / folder, part, payments[folder, part])
+
+    run_with_lost_live_state(spark, tmp_path, example("union_totals", tmp_path, monkeypatch), feed)
+
+    zone = ZoneInfo(spark.conf.get("spark.sql.session.timeZone") or "UTC")
+    ledger = [
+        (row["payment_id"], row["merchant"], row["cents"], folders[folder], str(row["paid_at"].astimezone(zone).date()))
+        for (folder, _), rows in payments.items()
+        for row in rows
+    ]
+    columns = ["payment_id", "merchant", "cents", "method", "day"]
+    assert published_parquet(tmp_path / "output" / "ledger", columns) == sorted(ledger)
+    frame = pd.DataFrame(ledger, columns=columns).groupby("merchant")["cents"].agg(["count", "sum"])
+    assert newest_totals(tmp_path / "output" / "totals") == {
+        merchant: (int(count), int(cents)) for merchant, count, cents in frame.itertuples()
+    }
+
+
+@pytest.mark.spark
+def test_orders_join(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(2)
+    orders: Rows = [
+        {"order_id": f"o{number}", "customer": f"c{number % 9}", "ordered_at": MIDNIGHT + timedelta(minutes=2 * number)}
+        for number in range(360)
+    ]
+    payments: Rows = [
+        # Some are too late for their order, some orders are never paid.
+        {
+            "order_id": order["order_id"],
+            "cents": rng.randrange(1, 10_000),
+            "paid_at": order["ordered_at"] + timedelta(seconds=rng.randrange(80 * 60)),
+        }
+        for order in orders
+        if rng.random() < 0.9
+    ]
+    order_parts, payment_parts = by_arrival(orders, "ordered_at", rng), by_arrival(payments, "paid_at", rng)
+    order_parts[2].append({"order_id": "marker", "customer": "marker", "ordered_at": MARKER})
+    payment_parts[2].append({"order_id": "marker", "cents": 0, "paid_at": MARKER})
+
+    def feed(part: int) -> None:
+        put_json(tmp_path / "input" / "orders", part, order_parts[part])
+        put_json(tmp_path / "input" / "payments", part, payment_parts[part])
+
+    run_with_lost_live_state(spark, tmp_path, example("orders_join", tmp_path, monkeypatch), feed)
+
+    pairs = pd.DataFrame(orders).merge(pd.DataFrame(payments), on="order_id")
+    paid = pairs[pairs["paid_at"] - pairs["ordered_at"] <= timedelta(hours=1)]
+    assert 0 < len(paid) < len(pairs)
+    hours = paid.groupby(paid["paid_at"].dt.floor("1h"))["cents"].agg(["count", "sum"])
+    truth = [(hour.to_pydatetime(), int(count), int(cents)) for hour, count, cents in hours.itertuples()]
+    revenue = published_delta(tmp_path / "output" / "revenue")
+    assert sorted((row["hour"], row["orders"], row["cents"]) for row in revenue) == truth
+
+
+@pytest.mark.spark
+def test_sessions(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    clicks: Rows = []
+    for user in range(8):
+        at = MIDNIGHT + timedelta(seconds=rng.randrange(3600))
+        while at < MIDNIGHT + timedelta(hours=12):
+            clicks.append({"user": f"u{user}", "at": at})
+            # Mostly soon; sometimes so late that a new session begins; now and then exactly on the edge.
+            minutes = rng.choice([rng.uniform(0.1, 15), rng.uniform(15, 60), 30])
+            at += timedelta(milliseconds=round(minutes * 60_000))
+    parts = by_arrival(clicks, "at", rng)
+    parts[2].append({"user": "marker", "at": MARKER})
+
+    def feed(part: int) -> None:
+        lines = [f"{row['user']},/page,{row['at'].isoformat()}" for row in parts[part]]
+        put_file(tmp_path / "input", f"{part}.csv", lines)
+
+    run_with_lost_live_state(spark, tmp_path, example("sessions", tmp_path, monkeypatch), feed)
+
+    frame = pd.DataFrame(clicks).sort_values(["user", "at"])
+    begins = frame.groupby("user")["at"].diff().fillna(timedelta(days=1)) >= timedelta(minutes=30)
+    sessions = frame.groupby(["user", begins.cumsum().rename("session")])["at"].agg(["min", "max", "count"])
+    truth = [
+        (user, round(first.timestamp() * 1000), round(last.timestamp() * 1000), int(count))
+        for (user, _), first, last, count in sessions.itertuples()
+    ]
+    columns = ["user", "first_ms", "last_ms", "clicks"]
+    assert published_parquet(tmp_path / "output", columns) == sorted(truth)
+
+
+@pytest.mark.spark
+def test_an_example_runs_from_the_command_line(tmp_path: Path) -> None:
+    """With nothing set up at all: it makes its samples and publishes them."""
+    command = [str(Path(sys.executable).parent / "cutline"), "run", str(EXAMPLES / "union_totals.py"), "--until-done"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("INPUT_DIR", "OUTPUT_DIR")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "cutline-data" / "examples" / "union_totals"
+    lines = [line for file in folder.glob("input/*/*.json") for line in file.read_text().splitlines()]
+    ids = [(json.loads(line)["payment_id"],) for line in lines]
+    assert published_parquet(folder / "output" / "ledger", ["payment_id"]) == sorted(ids)
+    assert sum(payments for payments, _ in newest_totals(folder / "output" / "totals").values()) == len(ids)
+
+
+# ------------------------------------------------------------------------------------------------- the guide
+
+
+def test_the_guide_names_every_option() -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    assert [name for name in OPTION_NAMES if f"`{name}`" not in guide] == []

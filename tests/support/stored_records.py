@@ -1,0 +1,118 @@
+"""One record of every kind that is stored, with every field set to something that stands out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutline.channels.entries import BarrierEntry, DataEntry
+from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.ports import (
+    ChannelCut,
+    GenerationRecord,
+    InFlight,
+    Manifest,
+    OperatorCut,
+    OperatorRecord,
+    Segment,
+    SinkRecord,
+    SnapshotFile,
+    StagedBatch,
+    SubtaskRecord,
+)
+
+SOURCE, TOTALS, TABLE = OperatorId("source"), OperatorId("totals"), SinkId("table")
+STAGED = StagedBatch(generation=Generation(2), batch=BatchId(41), rows=5, bytes=900, pieces=[{"path": "part-0.parquet"}])
+
+
+def _file(path: str, digit: str) -> SnapshotFile:
+    return SnapshotFile(path=path, sha256=digit * 64, size_bytes=17)
+
+
+def _cut(barrier: int, positions: dict[OperatorId, Position]) -> OperatorCut:
+    return OperatorCut(
+        batch=BatchId(41),
+        barrier=Position(barrier),
+        positions=positions,
+        aligned=False,
+        watermark_ms=1_704_067_200_000,
+        record_sha256="e" * 64,
+        subtasks=2,
+        files=7,
+        size_bytes=4_096,
+        new_bytes=128,
+        alignment_ms=50.25,
+        sync_ms=0.5,
+        async_ms=12.75,
+    )
+
+
+EXAMPLES: dict[str, Any] = {
+    "flow": {"name": "payments", "created_ms": 1_704_067_200_000},
+    "generation": GenerationRecord(
+        generation=Generation(3),
+        started_ms=1_704_067_200_000,
+        path="local",
+        restored_epoch=Epoch(9),
+        reason="totals: offsets/41 is missing",
+        lineage={
+            SOURCE: [(Generation(1), Position(0)), (Generation(3), Position(44))],
+            TOTALS: [(Generation(3), Position(0))],
+        },
+        spark_dirs={SOURCE: Generation(3), TOTALS: Generation(3)},
+        schemas={SOURCE: "/////w==", TOTALS: "AAAA"},
+    ),
+    "manifest": Manifest(
+        flow=FlowName("payments"),
+        epoch=Epoch(9),
+        generation=Generation(2),
+        previous_epoch=Epoch(7),
+        started_ms=1_704_067_200_000,
+        completed_ms=1_704_067_200_321,
+        operators={SOURCE: _cut(43, {}), TOTALS: _cut(44, {SOURCE: Position(40)})},
+        channels={
+            SOURCE: ChannelCut(
+                barrier=Position(43),
+                lineage=[(Generation(1), Position(0)), (Generation(2), Position(12))],
+                in_flight={
+                    TOTALS: InFlight(first=Position(40), end=Position(43), entries=2, rows=99, size_bytes=1_000)
+                },
+            ),
+            TOTALS: ChannelCut(barrier=Position(44), lineage=[(Generation(2), Position(0))], in_flight={}),
+        },
+    ),
+    "operator": OperatorRecord(
+        flow=FlowName("payments"),
+        operator=TOTALS,
+        epoch=Epoch(9),
+        generation=Generation(2),
+        batch=BatchId(41),
+        barrier=Position(44),
+        positions={SOURCE: Position(40)},
+        aligned=False,
+        watermark_ms=1_704_067_200_000,
+        subtasks=[
+            SubtaskRecord(subtask=Subtask(0), files=[_file("state/0/0/42.zip", "a")], size_bytes=17, new_bytes=17),
+            SubtaskRecord(subtask=Subtask(1), files=[], size_bytes=0, new_bytes=0),
+        ],
+        shared=[_file("metadata", "b"), _file("commits/41", "c")],
+        sinks={TABLE: SinkRecord(staged=[STAGED], token={"version": 12})},
+    ),
+    "entry-data": DataEntry(
+        seq=Position(42),
+        generation=Generation(2),
+        batch=BatchId(41),
+        rows=5,
+        segments=[Segment(name="g000002-b00000041-p0000-beef.arrow", rows=5, size_bytes=512, crc32=4_294_967_295)],
+        staged={TABLE: STAGED},
+        positions={SOURCE: Position(40)},
+    ),
+    "entry-barrier": BarrierEntry(
+        seq=Position(43),
+        generation=Generation(2),
+        epoch=Epoch(9),
+        batch=BatchId(41),
+        positions={SOURCE: Position(40)},
+        aligned=False,
+        alignment_limit_ms=50,
+    ),
+}

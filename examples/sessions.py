@@ -42,7 +42,7 @@ class Sessions(StatefulProcessor):
         self.open.clear()
         for session in sessions:
             if session[1] + GAP_MS <= expiredTimerInfo.getExpiryTimeInMs():
-                yield Row(*key, *session)
+                yield Row(user=key[0], first_ms=session[0], last_ms=session[1], clicks=session[2])
             else:  # it went on since this timer was set, and has a later one
                 self.open.appendValue(session)
 

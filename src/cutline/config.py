@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
@@ -23,10 +24,10 @@ _UNITS_BYTES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 def parse_duration_ms(value: str | float, *, option: str = "duration") -> int:
     """``"10s"``, ``"500ms"``, ``"2m"``, or a number of seconds."""
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         amount, factor = float(value), 1_000
     else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*", value)
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*", value) if isinstance(value, str) else None
         if match is None:
             raise ConfigError(f"{option}: {value!r} is not a duration", next_step='write for example "10s" or "500ms"')
         amount, factor = float(match[1]), _UNITS_MS[match[2]]
@@ -83,34 +84,46 @@ _DURATIONS = {
     "alignment_timeout": "alignment_timeout_ms",
     "restart_backoff": "restart_backoff_ms",
 }
-_SIZES = {"channel_capacity_bytes", "max_batch_bytes"}
+#: A channel without any room would block its producer for good.
+_SIZES = {"channel_capacity_bytes": 1, "max_batch_bytes": 1}
 _COUNTS = {"max_concurrent_checkpoints": 1, "retain_checkpoints": 1, "channel_capacity_entries": 1, "restart_limit": 0}
 _CHOICES: dict[str, tuple[str, ...]] = {"mode": get_args(Mode), "state_backend": get_args(StateBackend)}
 
 #: The names a user writes, in every place where options can be set.
-OPTION_NAMES: tuple[str, ...] = ("storage", *_DURATIONS, *sorted(_SIZES), *_COUNTS, *_CHOICES)
+OPTION_NAMES: tuple[str, ...] = ("storage", *_DURATIONS, *_SIZES, *_COUNTS, *_CHOICES)
 
 
 def _field(name: str, value: Any) -> tuple[str, Any]:
     if name in _DURATIONS:
-        return _DURATIONS[name], parse_duration_ms(value, option=name)
+        duration_ms = parse_duration_ms(value, option=name)
+        if name == "checkpoint_timeout" and not duration_ms:
+            raise ConfigError(f"{name}: no checkpoint could ever complete", next_step="use more than zero")
+        return _DURATIONS[name], duration_ms
     if name in _SIZES:
-        return name, parse_bytes(value, option=name)
+        return name, _at_least(_SIZES[name], name, parse_bytes(value, option=name))
     if name in _COUNTS:
         try:
-            count = int(value)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{name}: {value!r} is not a whole number") from error
-        if count < _COUNTS[name]:
-            raise ConfigError(f"{name}: {count} is too small", next_step=f"use {_COUNTS[name]} or more")
-        return name, count
+            count = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
+        except ValueError:
+            count = None
+        if count is None:
+            raise ConfigError(f"{name}: {value!r} is not a whole number")
+        return name, _at_least(_COUNTS[name], name, count)
     if name in _CHOICES:
         if value not in _CHOICES[name]:
             raise ConfigError(f"{name}: {value!r} is not known", next_step=f"use one of {', '.join(_CHOICES[name])}")
         return name, value
     if name == "storage":
+        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+            raise ConfigError(f"{name}: {value!r} is not a folder")
         return name, os.fspath(value)
     raise ConfigError(f"unknown option {name!r}", next_step=f"options are: {', '.join(OPTION_NAMES)}")
+
+
+def _at_least(least: int, name: str, value: int) -> int:
+    if value < least:
+        raise ConfigError(f"{name}: {value} is too small", next_step=f"use {least} or more")
+    return value
 
 
 def build_options(*layers: Mapping[str, Any]) -> Options:
@@ -131,6 +144,8 @@ def file_layer(path: Path) -> dict[str, Any]:
     """The options in a ``cutline.toml``, which hold in its top level."""
     try:
         loaded = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path.name} is not there", path=path) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path.name} is not valid TOML: {error}", path=path) from error
     return loaded

@@ -70,6 +70,13 @@ class Flow:
                     flow=self.name,
                     operator=operator,
                 )
+            if isinstance(inputs, str | Operator):
+                raise FlowDefinitionError(
+                    f"inputs={inputs!r} is not a list",
+                    next_step="write it in brackets: inputs=[...]",
+                    flow=self.name,
+                    operator=operator,
+                )
             node = OperatorNode(
                 operator=operator,
                 inputs=tuple(OperatorId(one.name if isinstance(one, Operator) else one) for one in inputs),

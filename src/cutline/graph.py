@@ -11,6 +11,8 @@ from cutline.ids import FlowName, OperatorId, SinkId
 
 #: Names become folder names, metric labels and parts of URLs.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+#: An operator's record lies under its name beside the manifest of the checkpoint.
+_TAKEN = frozenset({"manifest"})
 #: "complete" re-emits the whole result with every batch, which a log of changes cannot carry.
 CHANNEL_OUTPUT_MODES = frozenset({"append", "update"})
 
@@ -66,10 +68,10 @@ class FlowGraph:
 
 def check_name(kind: str, name: str, flow: str | None = None) -> None:
     """Raise unless the name can be used everywhere a name is used."""
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name.lower() in _TAKEN:
         raise FlowDefinitionError(
             f"{name!r} cannot be the name of {kind}",
-            next_step="use a letter, then up to 62 letters, digits, '_' or '-'",
+            next_step="use a letter, then up to 62 letters, digits, '_' or '-'; 'manifest' is taken",
             flow=flow,
         )
 

@@ -176,7 +176,7 @@ class ChannelLog:
     # ------------------------------------------------------------------ sweeping
 
     def invisible_entries(self) -> list[Entry]:
-        """Entries that the lineage does not reach: of zombies, or given up by a restore. Unreadable ones are left out."""
+        """Entries the lineage does not reach: of zombies, or given up by a restore. Unreadable ones are left out."""
         found: list[Entry] = []
         for folder in sorted(self.folder.glob("g*")):
             for seq in self._sequence_numbers(folder):

@@ -211,6 +211,9 @@ class SnapshotStore(Protocol):
         ...
 
     # ---- letting go
-    def collect(self, keep: Collection[Epoch]) -> Sequence[Epoch]:
-        """Delete every checkpoint that is not kept and all content that no kept or pending one needs."""
+    def collect(self, drop: Collection[Epoch]) -> Sequence[Epoch]:
+        """Delete these checkpoints, and all content that no other complete or pending one needs; returns what went.
+
+        Named are those that go, not those that stay: another one may complete at any moment.
+        """
         ...

@@ -56,7 +56,7 @@ class Janitor:
         manifest = self._snapshots.load_manifest(min_epoch)
         for channel in self._channels.values():
             channel.truncate(needed_from(manifest, channel.operator))
-        keep = [e for e in self._snapshots.epochs() if e >= min_epoch and e not in self._abandoned]
-        gone = self._snapshots.collect(keep)
+        drop = [e for e in self._snapshots.epochs() if e < min_epoch or e in self._abandoned]
+        gone = self._snapshots.collect(drop)
         if gone:
             log.debug("checkpoints_collected", epochs=gone)

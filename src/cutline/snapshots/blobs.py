@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cutline import durable
@@ -38,6 +38,8 @@ class BlobStore:
         self._known: dict[_Identity, str] = {}
         #: Content that pending epochs rely on; collection leaves it alone. Counted: epochs share content.
         self._claims: dict[str, int] = {}
+        #: Claims let go of while a sweep runs; None: no sweep runs.
+        self._let_go_later: list[str] | None = None
         self._lock = threading.Lock()
         durable.make_dir(layout.blobs)
 
@@ -77,8 +79,11 @@ class BlobStore:
         return True
 
     def unclaim(self, digests: Iterable[str]) -> None:
-        """These are now reached by a manifest, or given up."""
+        """These are now reached by a manifest, or given up. While a sweep runs they stay claimed until its end."""
         with self._lock:
+            if self._let_go_later is not None:
+                self._let_go_later.extend(digests)
+                return
             for digest in digests:
                 left = self._claims.get(digest, 0) - 1
                 if left > 0:
@@ -110,8 +115,22 @@ class BlobStore:
         except OSError:
             shutil.copyfile(blob, target)
 
-    def sweep(self, reachable: set[str]) -> int:
-        """Delete content that nothing reaches and nobody has claimed; returns how many files went."""
+    def sweep(self, reachable: Callable[[], set[str]]) -> int:
+        """Delete content that nothing reaches and nobody has claimed; returns how many files went.
+
+        Whatever is claimed at any time during the sweep survives it: the manifest that takes over a claim may be stored
+        just after ``reachable`` has looked for manifests.
+        """
+        with self._lock:
+            self._let_go_later = []
+        try:
+            return self._sweep(reachable())
+        finally:
+            with self._lock:
+                digests, self._let_go_later = self._let_go_later, None
+            self.unclaim(digests)
+
+    def _sweep(self, reachable: set[str]) -> int:
         gone = 0
         for folder in self._layout.blobs.iterdir():
             for blob in folder.iterdir():
@@ -120,7 +139,7 @@ class BlobStore:
                         continue
                     blob.unlink(missing_ok=True)
                 gone += 1
-        with self._lock, contextlib.suppress(ValueError):
+        with self._lock:
             # Inode numbers are reused once a file is gone: what was swept must not be remembered.
             self._known = {identity: d for identity, d in self._known.items() if d in reachable or d in self._claims}
         return gone

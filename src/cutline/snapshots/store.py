@@ -84,13 +84,12 @@ class LocalSnapshotStore:
         return Pin(operator=operator, epoch=epoch, files=files, held=held)
 
     def store_files(self, pin: Pin) -> tuple[list[SubtaskRecord], list[SnapshotFile]]:
-        claimed = self._claimed.setdefault(pin.epoch, [])
-
         def keep(names: list[str]) -> tuple[list[SnapshotFile], int]:
             files, new = [], 0
             for name in names:
                 file, new_bytes = self._blobs.store(pin.held[name], name)
-                claimed.append(file.sha256)
+                # Looked up each time: the epoch may have been discarded meanwhile, and is discarded again later.
+                self._claimed.setdefault(pin.epoch, []).append(file.sha256)
                 files.append(file)
                 new += new_bytes
             return files, new
@@ -171,21 +170,21 @@ class LocalSnapshotStore:
 
     # ------------------------------------------------------------------ letting go
 
-    def collect(self, keep: Collection[Epoch]) -> Sequence[Epoch]:
+    def collect(self, drop: Collection[Epoch]) -> Sequence[Epoch]:
         """Manifest first: killed half-way, an epoch is either whole or not there, and the next run finds the rest."""
         gone = []
-        for epoch in self.epochs():
-            if epoch not in keep:
-                self._layout.manifest(epoch).unlink(missing_ok=True)
-                durable.fsync_dir(self._layout.checkpoint(epoch))
-                crashpoint("mid-collect")
-                gone.append(epoch)
-        newest_kept = max(keep, default=Epoch(0))
+        for old in sorted(set(drop).intersection(self.epochs())):
+            self._layout.manifest(old).unlink(missing_ok=True)
+            durable.fsync_dir(self._layout.checkpoint(old))
+            crashpoint("mid-collect")
+            gone.append(old)
+        complete = self.epochs()
         for folder in self._layout.checkpoints.iterdir():
-            # Above the newest kept one are pending epochs, whose records are being written.
-            if int(folder.name) < newest_kept and Epoch(int(folder.name)) not in keep:
+            epoch = Epoch(int(folder.name)) if folder.name.isdigit() else None
+            # Above the newest complete one are pending epochs, whose records are being written.
+            if epoch is not None and epoch not in complete and epoch < max(complete, default=0):
                 shutil.rmtree(folder, ignore_errors=True)
-        self._blobs.sweep(self._reachable())
+        self._blobs.sweep(self._reachable)
         return gone
 
     def _reachable(self) -> set[str]:

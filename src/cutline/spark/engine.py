@@ -97,6 +97,9 @@ class SparkEngine:
         self._layout = layout
         self._options = options
         self._frames: dict[OperatorId, DataFrame] = {}
+        # Once, on the session that every operator's is copied from.
+        for source in (ChannelSource, GeneratorSource):
+            session.dataSource.register(source)
 
     # ------------------------------------------------------------------ planning
 
@@ -119,8 +122,6 @@ class SparkEngine:
 
     def _build(self, node: OperatorNode) -> Any:
         session = query_session(self._session, state_backend=self._options.state_backend, subtasks=node.subtasks)
-        session.dataSource.register(ChannelSource)
-        session.dataSource.register(GeneratorSource)
         function = self._functions[node.operator]
         inputs = [self._input(session, node.operator, name) for name in node.inputs]
         if not node.inputs:

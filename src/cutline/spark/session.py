@@ -67,12 +67,16 @@ def open_session(app: str, given: SparkSession | None, extra: Mapping[str, str] 
     session = given or SparkSession.getActiveSession()
     if session is not None:
         return session
-    # Workers must run the interpreter that has Cutline installed.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app)
     users = _user_defaults()
     settings = {**_SESSION_DEFAULTS, **(extra or {})}
-    if "SPARK_MASTER" not in os.environ and "spark.master" not in users:
+    is_local = "SPARK_MASTER" not in os.environ and "spark.master" not in users
+    # Workers must run the interpreter that has Cutline installed.
+    os.environ["CUTLINE_WORKER_PYTHON"] = sys.executable
+    wrapper = Path(__file__).with_name("worker_python.sh")
+    usable = is_local and os.access(wrapper, os.X_OK)
+    os.environ.setdefault("PYSPARK_PYTHON", str(wrapper) if usable else sys.executable)
+    if is_local:
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"

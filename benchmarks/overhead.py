@@ -41,7 +41,7 @@ def measure(total_rows: int, rows_done: Callable[[], int], deadline_s: float = 6
             return (done - warm_at[1]) / (now - warm_at[0])
         if now - begun > deadline_s:
             raise TimeoutError(f"{done} of {total_rows} rows")
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def source(spark: SparkSession, first: int, rows: int, arguments: argparse.Namespace) -> DataFrame:
@@ -96,6 +96,7 @@ def run_cutline(arguments: argparse.Namespace, folder: Path, interval: str) -> f
         return int(item["rows"] - item["backlog_rows"]["totals"])
 
     rate = measure(arguments.rows, done)
+    print({name: item["batches"] for name, item in run.status()["operators"].items()}, file=sys.stderr)
     run.stop()
     return rate
 

@@ -1,7 +1,8 @@
-"""The examples on real Spark: each loses its live state half way, comes back, and publishes what plain Python computes.
+"""The examples and what the guide says, on real Spark.
 
-Of the input, the first part is in the checkpoint, the second was processed after it and is lost with Spark's live
-directories, the third comes after recovery.
+Each example loses its live state half way, comes back, and publishes what plain Python computes. Of its input, the
+first part is in the checkpoint, the second was processed after it and is lost with Spark's live directories, the third
+comes after recovery.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ import pandas as pd
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import functions as F
 
 from cutline.config import OPTION_NAMES
+from cutline.errors import FlowDefinitionError
+from cutline.flow import Flow
 from cutline.service.running import RunningFlow
+from cutline.sinks import Parquet
+from cutline.spark.plan import schema_message
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -266,6 +272,58 @@ def test_an_example_runs_from_the_command_line(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- the guide
+
+
+@pytest.mark.spark
+def test_a_watermark_ends_with_its_operator(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "input").mkdir()
+    flow = Flow("windows")
+
+    @flow.operator()
+    def clicks(spark: SparkSession) -> DataFrame:
+        read = spark.readStream.schema("user string, clicked_at timestamp").json(str(tmp_path / "input"))
+        return read.withWatermark("clicked_at", "10 minutes")
+
+    @flow.operator(inputs=[clicks])
+    def per_hour(clicks: DataFrame) -> DataFrame:
+        return clicks.groupBy(F.window("clicked_at", "1 hour")).count()
+
+    flow.sink(per_hour, Parquet(tmp_path / "output"))
+    with pytest.raises(FlowDefinitionError, match="without watermark"):
+        flow.start(spark=spark, storage=str(tmp_path / "storage"))
+
+
+@pytest.mark.spark
+def test_the_delay_of_a_watermark_may_change_between_runs(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.readStream.schema("user string, clicked_at timestamp").json(str(tmp_path))
+    stored = [schema_message(rows.withWatermark("clicked_at", f"{minutes} minutes")) for minutes in (10, 20)]
+    assert stored[0] == stored[1] == schema_message(rows)
+
+
+@pytest.mark.spark
+def test_waiting_for_all_input_goes_past_a_restart(spark: SparkSession, tmp_path: Path) -> None:
+    fuse = tmp_path / "fuse"
+    fuse.write_text("burns once")
+    flow = Flow("fused")
+
+    @flow.operator()
+    def numbers(spark: SparkSession) -> DataFrame:
+        source = spark.readStream.format("cutline_generator").options(rows=100).load()
+
+        def blow(batches: Any) -> Any:
+            if fuse.exists():
+                fuse.unlink()
+                raise ValueError("the fuse has blown")
+            yield from batches
+
+        return source.mapInArrow(blow, source.schema)
+
+    flow.sink(numbers, Parquet(tmp_path / "output"))
+    run = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0, restart_backoff="10ms")
+    run.process_all_available()
+    run.stop()
+    assert run.status()["operators"]["numbers"]["restarts"] == 1
+    assert published_parquet(tmp_path / "output", ["payment_id"]) == [(number,) for number in range(100)]
 
 
 def test_the_guide_names_every_option() -> None:

@@ -17,7 +17,7 @@ def is_killed_at(point: str, function: Callable[[], object]) -> bool:
         os.environ[ENVIRONMENT_VARIABLE] = point
         try:
             function()
-        except BaseException:  # the copy must never go on as a second pytest
+        except BaseException:  # noqa: BLE001 (the copy must never go on as a second pytest)
             traceback.print_exc()
             os._exit(2)
         os._exit(0)

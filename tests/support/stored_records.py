@@ -21,7 +21,9 @@ from cutline.ports import (
 )
 
 SOURCE, TOTALS, TABLE = OperatorId("source"), OperatorId("totals"), SinkId("table")
-STAGED = StagedBatch(generation=Generation(2), batch=BatchId(41), rows=5, bytes=900, pieces=[{"path": "part-0.parquet"}])
+STAGED = StagedBatch(
+    generation=Generation(2), batch=BatchId(41), rows=5, bytes=900, pieces=[{"path": "part-0.parquet"}]
+)
 
 
 def _file(path: str, digit: str) -> SnapshotFile:
@@ -59,6 +61,7 @@ EXAMPLES: dict[str, Any] = {
             TOTALS: [(Generation(3), Position(0))],
         },
         spark_dirs={SOURCE: Generation(3), TOTALS: Generation(3)},
+        inputs={SOURCE: [], TOTALS: [SOURCE]},
         schemas={SOURCE: "/////w==", TOTALS: "AAAA"},
     ),
     "manifest": Manifest(

@@ -139,7 +139,12 @@ def test_the_mode_says_how_long_to_wait_for_alignment(mode: str, limit: int | No
 
 
 def test_the_environment_sets_options_by_their_names() -> None:
-    environment = {"CUTLINE_CHECKPOINT_INTERVAL": "2s", "CUTLINE_STORAGE": "/data", "PATH": "/bin", "CUTLINE_CRASH_AT": ""}
+    environment = {
+        "CUTLINE_CHECKPOINT_INTERVAL": "2s",
+        "CUTLINE_STORAGE": "/data",
+        "PATH": "/bin",
+        "CUTLINE_CRASH_AT": "",
+    }
     assert environment_layer(environment) == {"checkpoint_interval": "2s", "storage": "/data"}
 
 

@@ -31,7 +31,8 @@ def test_create_never_changes_a_file_that_is_there(tmp_path: Path) -> None:
 def test_of_racing_creators_exactly_one_wins_and_its_content_stays(tmp_path: Path) -> None:
     for number in range(10):
         target, racers = tmp_path / str(number), 8
-        begin, won = threading.Barrier(racers), []
+        begin = threading.Barrier(racers)
+        won: list[int] = []
 
         def race(me: int, target: Path = target, begin: threading.Barrier = begin, won: list[int] = won) -> None:
             begin.wait()

@@ -38,7 +38,7 @@ def graph(*nodes: OperatorNode | SinkNode) -> FlowGraph:
 
 def test_operators_come_in_an_order_in_which_inputs_are_first() -> None:
     built = graph(op("d", "b", "c"), op("b", "a"), op("c", "a"), op("a"), sink("d"))
-    order = {name: index for index, name in enumerate(built.names)}
+    order = {str(name): index for index, name in enumerate(built.names)}
     assert order["a"] < order["b"] < order["d"]
     assert order["a"] < order["c"] < order["d"]
 
@@ -84,7 +84,10 @@ def test_operator_and_sink_may_name_the_same_mode() -> None:
             "append, update are asked for at once",
         ),
         ([op("a", mode="sometimes"), sink("a")], "unknown output mode 'sometimes'"),
-        ([op("a", mode="update"), sink("a", modes=frozenset({"append"}))], "sink out cannot publish output mode 'update'"),
+        (
+            [op("a", mode="update"), sink("a", modes=frozenset({"append"}))],
+            "sink out cannot publish output mode 'update'",
+        ),
         ([op("a"), sink("a", modes=frozenset({"complete"}))], "cannot publish output mode 'append'"),
         ([op("a", mode="complete"), op("b", "a"), sink("b")], "'complete' cannot feed another operator"),
         ([op("a"), op("b", "a"), sink("a", mode="complete", name="x"), sink("b")], "cannot feed another operator"),

@@ -19,7 +19,7 @@ class Note(msgspec.Struct, kw_only=True):
     number: int = 0
 
 
-NOTE = Note(text="naïve ☃ \\ \" \n", number=7)
+NOTE = Note(text='naïve ☃ \\ " \n', number=7)
 STORED = records.encode("note", NOTE)
 
 

@@ -92,7 +92,7 @@ class Query(Protocol):
         ...
 
     def wait_processed(self) -> None:
-        """Wait until a source has handed out everything that is available now."""
+        """Wait until everything that the query's sources have now is processed, or until the query has ended."""
         ...
 
     def progress(self) -> dict[str, Any]:

@@ -135,6 +135,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     lineage: dict[OperatorId, Spans]
     #: Per operator: the generation whose spark_checkpoint_dir it runs on.
     spark_dirs: dict[OperatorId, Generation]
+    #: Per operator: its inputs, in the order in which Spark numbers its sources.
+    inputs: dict[OperatorId, list[OperatorId]]
     #: Per operator: the Arrow schema of its rows, as base64 of the IPC message.
     schemas: dict[OperatorId, str]
 

@@ -59,7 +59,7 @@ class FlowLock:
             os.pwrite(self._handle, text.encode(), 0)
 
     def _wait_for_jvm(self, noted: list[str]) -> None:
-        if len(noted) != 3:
+        if len(noted) != 3 or not noted[1].isdigit():
             return
         pid, started = int(noted[1]), noted[2]
         deadline = time.monotonic() + _JVM_EXIT_SECONDS

@@ -150,7 +150,8 @@ class OperatorService:
 
     def _run(self) -> None:
         while True:
-            deadline = self._agent.next_deadline_ms()
+            with self._lock:
+                deadline = self._agent.next_deadline_ms()
             timeout = None if deadline is None else max(deadline - now_ms(), 0) / 1000
             try:
                 event = self._events.get(timeout=timeout)

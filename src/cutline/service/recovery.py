@@ -19,7 +19,7 @@ from cutline.channels.segments import crc32_of
 from cutline.crashpoints import crashpoint
 from cutline.errors import CutlineError, DamagedRecordError, FencedError, FlowDefinitionError, RecoveryError
 from cutline.graph import FlowGraph
-from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, OperatorId, Position
+from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
 from cutline.logs import get_logger
 from cutline.ports import (
@@ -36,6 +36,8 @@ from cutline.protocol.recovery import Incarnation, live_epochs
 from cutline.service.clock import now_ms
 
 log = get_logger(__name__)
+
+_WHOLE_HISTORY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class Recovery:
         self._snapshots = snapshots
         self._metadata = metadata
         self._problems: list[str] = []
+        self._unreadable: list[Epoch] = []
 
     def recover(self) -> Recovered:
         """Bring the flow back. Raises RecoveryError rather than lose anything silently."""
@@ -81,13 +84,14 @@ class Recovery:
         if current is not None:
             self._check_same_flow(current)
         manifests = self._live_manifests(generations)
-        newest = current.generation if current else Generation(0)
-        generation = self._metadata.next_generation(Generation(newest + 1))
-        if current is None and not manifests and not self._snapshots.epochs():
+        known = [manifest.generation for manifest in manifests] + ([current.generation] if current else [])
+        generation = self._metadata.next_generation(Generation(max(known, default=0) + 1))
+        if current is None and not self._had_checkpoints():
             return self._fresh(generation, "first start of this flow")
         if current is not None:
-            channels = self._live_channels(current)
-            if channels is not None:
+            channels = self._live_channels(current, manifests)
+            # Sinks may have published an epoch that cannot be read: going on past it would publish its batches again.
+            if channels is not None and not self._unreadable_after(manifests):
                 return self._resume(generation, current, channels, manifests)
         return self._from_checkpoint(generation, manifests)
 
@@ -101,6 +105,7 @@ class Recovery:
                 manifests[epoch] = self._snapshots.load_manifest(epoch)
             except CutlineError as error:
                 self._problem(f"epoch {epoch}: {error}")
+                self._unreadable.append(epoch)
         incarnations = [
             Incarnation(
                 generation=record.generation, restored_epoch=record.restored_epoch, is_fresh=record.path == "fresh"
@@ -109,6 +114,17 @@ class Recovery:
         ]
         live = live_epochs(((epoch, manifest.generation) for epoch, manifest in manifests.items()), incarnations)
         return [manifests[epoch] for epoch in live]
+
+    def _unreadable_after(self, manifests: list[Manifest]) -> bool:
+        newest = manifests[-1].epoch if manifests else NO_EPOCH
+        return any(epoch > newest for epoch in self._unreadable)
+
+    def _had_checkpoints(self) -> bool:
+        """Whether anybody knows of a complete epoch, be it only the history."""
+        known = self._snapshots.epochs() or any(
+            item.outcome == "completed" for item in self._metadata.history(_WHOLE_HISTORY)
+        )
+        return bool(known)
 
     def _check_same_flow(self, current: GenerationRecord) -> None:
         recorded, declared = set(current.spark_dirs), set(self._graph.names)
@@ -119,6 +135,16 @@ class Recovery:
                 next_step="run the operators it was stopped with, or give the changed flow a new name",
                 flow=self._graph.flow,
             )
+        for node in self._graph.operators:
+            before = current.inputs[node.operator]
+            if before != list(node.inputs):
+                # Spark knows its sources by number: it would go on reading one channel at the position of another.
+                raise RecoveryError(
+                    f"the inputs of this operator have changed from {before} to {list(node.inputs)}",
+                    next_step="declare the old inputs in the old order, or give the changed flow a new name",
+                    flow=self._graph.flow,
+                    operator=node.operator,
+                )
         for operator, encoded in current.schemas.items():
             if base64.b64decode(encoded) != self._plans[operator].schema_ipc:
                 raise FlowDefinitionError(
@@ -128,7 +154,9 @@ class Recovery:
                     operator=operator,
                 )
 
-    def _live_channels(self, current: GenerationRecord) -> dict[OperatorId, ChannelLog] | None:
+    def _live_channels(
+        self, current: GenerationRecord, manifests: list[Manifest]
+    ) -> dict[OperatorId, ChannelLog] | None:
         """The open logs, if every operator can go on where it was; None if one cannot."""
         channels: dict[OperatorId, ChannelLog] = {}
         healthy = True
@@ -144,6 +172,9 @@ class Recovery:
             for problem in self._snapshots.live_damage(folder, channel.last_batch):
                 self._problem(f"{operator}: {problem}")
                 healthy = False
+        for problem in _missing_ends(channels, manifests):
+            self._problem(problem)
+            healthy = False
         return channels if healthy else None
 
     # ------------------------------------------------------------------ the three ways
@@ -153,6 +184,13 @@ class Recovery:
             operator: ChannelLog.open(operator, self._layout.channel(operator), Lineage.begin(generation))
             for operator in self._graph.names
         }
+        if any(channel.entries() for channel in channels.values()):
+            # Their batches would count as done, although the sources begin anew.
+            raise RecoveryError(
+                "the channels hold data, but all records about it are gone",
+                next_step="restore the storage folder from a backup, or start over under a new flow name",
+                flow=self._graph.flow,
+            )
         spark_dirs = dict.fromkeys(self._graph.names, generation)
         for operator in self._graph.names:
             folder = self._layout.spark_checkpoint_dir(operator, generation)
@@ -211,7 +249,7 @@ class Recovery:
                 spark_dirs=dict.fromkeys(self._graph.names, generation),
                 manifests=manifests[: index + 1],
             )
-        if self._snapshots.epochs() or any(item.outcome == "completed" for item in self._metadata.history(1000)):
+        if self._had_checkpoints():
             raise RecoveryError(
                 f"no checkpoint can be used, and the live state is damaged: {'; '.join(self._problems)}",
                 next_step="restore the storage folder from a backup, or start over under a new flow name",
@@ -278,6 +316,7 @@ class Recovery:
                 for name, channel in channels.items()
             },
             spark_dirs=spark_dirs,
+            inputs={node.operator: list(node.inputs) for node in self._graph.operators},
             schemas={name: base64.b64encode(plan.schema_ipc).decode() for name, plan in self._plans.items()},
         )
         if not self._snapshots.create_generation(record):
@@ -315,6 +354,21 @@ def sweep_spark_dirs(layout: Layout, spark_dirs: Mapping[OperatorId, Generation]
 def batch_in(manifests: list[Manifest], operator: OperatorId) -> BatchId:
     """The operator's cut batch in the newest complete epoch."""
     return manifests[-1].operators[operator].batch if manifests else NO_BATCH
+
+
+def _missing_ends(channels: Mapping[OperatorId, ChannelLog], manifests: list[Manifest]) -> list[str]:
+    """Logs that others have seen more of: a log lost as a whole looks like one that was never written."""
+    newest = manifests[-1].channels if manifests else {}
+    problems = [
+        f"{name}: log ends at {channels[name].end}, but its barrier was at {cut.barrier}"
+        for name, cut in newest.items()
+        if name in channels and channels[name].end <= cut.barrier
+    ]
+    for consumer, channel in channels.items():
+        for name, position in channel.last_positions.items():
+            if name in channels and position > channels[name].end:
+                problems.append(f"{name}: log ends at {channels[name].end}, but {consumer} has read up to {position}")
+    return problems
 
 
 def _lineage(spans: Spans) -> Lineage:

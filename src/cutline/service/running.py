@@ -195,12 +195,12 @@ class RunningFlow:
 
     def process_all_available(self) -> None:
         """Wait until everything the sources have now is processed by every operator and published by every sink."""
+        if self._paused:
+            raise ConfigError("the flow is paused", next_step="call resume() first", flow=self.name)
         appended = -1
         while True:
             for name in self._graph.names:
-                query = self._supervisors[name].query
-                if query is not None:
-                    query.wait_processed()
+                self._wait_processed(name)
                 self._wait(lambda name=name: self._operators[name].credits.is_drained() or self._ended.is_set(), None)  # type: ignore[misc]
                 self._raise_if_over()
             # A batch that ran meanwhile may have given a later operator something to do: look again until nothing did.
@@ -209,6 +209,15 @@ class RunningFlow:
                 break
             appended = now
         self.trigger_checkpoint()
+
+    def _wait_processed(self, operator: OperatorId) -> None:
+        """Also past a failure: the query that failed is replaced, or the flow ends."""
+        supervisor = self._supervisors[operator]
+        while (query := supervisor.query) is not None:
+            query.wait_processed()
+            if query.is_active():
+                return
+            self._wait(lambda failed=query: supervisor.query is not failed, None)  # type: ignore[misc]
 
     def await_termination(self, timeout: str | float | None = None) -> bool:
         """Wait until the flow ends; True if it has. Raises the error that ended it, if one did."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -73,7 +75,8 @@ class SparkQuery:
         self._query.stop()
 
     def wait_processed(self) -> None:
-        self._query.processAllAvailable()
+        with contextlib.suppress(StreamingQueryException):  # ``failure`` tells it; the supervisor sees to it
+            self._query.processAllAvailable()
 
     def progress(self) -> dict[str, Any]:
         latest = self._query.lastProgress
@@ -132,7 +135,7 @@ class SparkEngine:
     def _input(self, session: SparkSession, consumer: OperatorId, channel: OperatorId) -> DataFrame:
         return (
             session.readStream.format(FORMAT)
-            .schema(self._frames[channel].schema)
+            .schema(planning.channel_schema(self._frames[channel]))
             .option("channel", channel)
             .option("folder", str(self._layout.channel(channel)))
             .option("gate", str(self._gate_path(consumer, channel)))

@@ -7,10 +7,12 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructField, StructType
 
 from cutline.errors import FlowDefinitionError
 from cutline.ids import FlowName, OperatorId
 
+_WATERMARK_MARK = "spark.watermarkDelayMs"
 _STATEFUL_PREFIXES = (
     "Aggregate",
     "Deduplicate",
@@ -71,10 +73,28 @@ def _has_state(plan: Any) -> bool:
     return any(_has_state(children.apply(index)) for index in range(count))
 
 
+def channel_schema(frame: DataFrame) -> StructType:
+    """The rows as a channel carries them.
+
+    Spark marks an event-time column in its metadata. The watermark ends with the query that keeps it, so the mark must
+    too: the next operator would pass for one with a watermark, which would then never move.
+    """
+    fields = [
+        StructField(
+            field.name,
+            field.dataType,
+            field.nullable,
+            {key: value for key, value in field.metadata.items() if key != _WATERMARK_MARK},
+        )
+        for field in frame.schema.fields
+    ]
+    return StructType(fields)
+
+
 def schema_message(frame: DataFrame) -> bytes:
     """The Arrow schema of the rows as they are stored."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     # UTC, whatever the session's zone: Spark expects it back from a Python source, and the instants are the same.
-    schema = to_arrow_schema(frame.schema, timezone="UTC")
+    schema = to_arrow_schema(channel_schema(frame), timezone="UTC")
     return bytes(schema.serialize())

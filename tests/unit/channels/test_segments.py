@@ -37,7 +37,7 @@ ROWS = [
         "tags": [["a", None], [], None],
         "counts": [("k", {"n": 1}), ("m", None)],
     },
-    {name: None for name in RICH.names} | {"id": 2},
+    dict.fromkeys(RICH.names) | {"id": 2},
 ]
 
 

@@ -34,8 +34,9 @@ def test_a_source_without_a_batch_cuts_before_its_first() -> None:
 def test_the_barrier_is_appended_before_the_snapshot_is_asked_for() -> None:
     """A snapshot whose barrier is in no log could never be found again."""
     source = DrivenAgent()
-    kinds = [type(action) for action in source.request(1)]
-    assert kinds == [AppendBarrier, TakeSnapshot]
+    barrier, snapshot = source.request(1)
+    assert isinstance(barrier, AppendBarrier)
+    assert isinstance(snapshot, TakeSnapshot)
 
 
 def test_a_source_asked_twice_cuts_once() -> None:
@@ -512,9 +513,10 @@ def test_an_agent_that_starts_finishes_the_snapshots_of_open_cuts() -> None:
         positions={"a": 9},
         found_cuts=[found_cut(3, 6, a=7), found_cut(4, 7, a=8), found_cut(5, 8, aligned=False, a=9)],
     )
+    read = [{OperatorId("a"): Position(8)}, {OperatorId("a"): Position(9)}]
     assert me.agent.start() == [
-        TakeSnapshot(epoch=Epoch(4), batch=BatchId(7), positions={"a": Position(8)}, aligned=True, alignment_ms=0),
-        TakeSnapshot(epoch=Epoch(5), batch=BatchId(8), positions={"a": Position(9)}, aligned=False, alignment_ms=0),
+        TakeSnapshot(epoch=Epoch(4), batch=BatchId(7), positions=read[0], aligned=True, alignment_ms=0),
+        TakeSnapshot(epoch=Epoch(5), batch=BatchId(8), positions=read[1], aligned=False, alignment_ms=0),
     ]
 
 

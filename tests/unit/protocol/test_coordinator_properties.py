@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, OperatorId
 from cutline.protocol.messages import (
     AnnounceClosed,
+    AnswerRequest,
     CommitSink,
     CoordinatorAction,
     InjectBarrier,
@@ -138,6 +139,8 @@ class Checkpoints(RuleBasedStateMachine):
                 self.take(self.it.abort_stored(action.epoch))
             case CommitSink():
                 self.commit(action, outcome=outcome)
+            case _:
+                raise AssertionError(f"nothing is to be done about {action}")
 
     @precondition(lambda self: self.injected)
     @rule(operator=st.sampled_from(list(SUBTASKS)), data=st.data(), again=st.booleans())
@@ -199,6 +202,8 @@ class Checkpoints(RuleBasedStateMachine):
                     self.release(action.min_epoch)
                 case StorePending() | StoreManifest() | StoreAborted() | CommitSink():
                     self.todo.append(action)
+                case AnswerRequest():
+                    pass
 
     def store_manifest(self, action: StoreManifest, *, refused: bool) -> None:
         assert set(action.acks) == set(SUBTASKS)

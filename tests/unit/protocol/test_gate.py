@@ -144,7 +144,8 @@ def test_nothing_after_the_first_uncut_barrier_is_ever_admitted(kinds: list[str]
         else:
             show(gate, seq, kind)
             end = seq + 1 if kind == "row" else end
-        if uncut and data.draw(st.booleans()):
+        released = data.draw(st.booleans())
+        if uncut and released:
             epoch = data.draw(st.sampled_from(sorted(uncut)))
             gate.release(Epoch(epoch))
             del uncut[epoch]

@@ -118,13 +118,15 @@ def test_a_missing_blob_is_found(tmp_path: Path, layout: Layout, blobs: BlobStor
         blobs.place(file, tmp_path / "restored")
 
 
-def test_a_blob_cut_short_is_mended_when_its_content_comes_again(
-    tmp_path: Path, layout: Layout, blobs: BlobStore
+@pytest.mark.parametrize("damage", [b"con", b"contenT", b""])
+def test_a_damaged_blob_is_mended_when_its_content_comes_again(
+    tmp_path: Path, layout: Layout, blobs: BlobStore, damage: bytes
 ) -> None:
+    """Otherwise one bad block would spoil every later checkpoint, although each had the right content at hand."""
     file, _ = blobs.store(written(tmp_path, "a", b"content"), "a")
     blob = layout.blob(file.sha256)
     blob.unlink()
-    blob.write_bytes(b"con")
+    blob.write_bytes(damage)
     _, new_bytes = blobs.store(written(tmp_path, "b", b"content"), "b")
     assert new_bytes == 7
     assert blobs.damage(file) is None

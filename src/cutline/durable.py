@@ -47,19 +47,21 @@ def _write_temp(target: Path, data: bytes, *, sync: bool) -> Path:
     return temp
 
 
-def create(path: Path, data: bytes) -> bool:
+def create(path: Path, data: bytes, *, sync: bool = True) -> bool:
     """Create ``path`` with this content if nothing is there yet. True: it was created, durable on return.
 
-    The content appears whole or not at all; of several racing creators exactly one gets True.
+    The content appears whole or not at all; of several racing creators exactly one gets True. With ``sync=False`` it
+    survives the death of the process but not a power cut, until ``fsync_file`` and ``fsync_dir`` have been called.
     """
-    temp = _write_temp(path, data, sync=True)
+    temp = _write_temp(path, data, sync=sync)
     try:
         os.link(temp, path)
     except FileExistsError:
         return False
     finally:
         os.unlink(temp)
-    fsync_dir(path.parent)
+    if sync:
+        fsync_dir(path.parent)
     return True
 
 

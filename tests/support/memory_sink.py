@@ -6,8 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cutline.ids import NO_EPOCH, Epoch
-from cutline.ports import SinkContext, StagedBatch, Stager
+from cutline.ports import SinkContext, StageAttempt, StagedBatch, Stager, StageWriter
 from cutline.protocol.commit import CommitPermit
+
+
+class NoStager:
+    """There are no executors that would open it."""
+
+    def open(self, attempt: StageAttempt) -> StageWriter:
+        raise NotImplementedError
 
 
 class MemorySink:
@@ -27,7 +34,7 @@ class MemorySink:
     def open(self, context: SinkContext) -> None: ...
 
     def stager(self) -> Stager:
-        raise NotImplementedError("nothing is staged without executors")
+        return NoStager()
 
     def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:
         if self.prepare_failures:

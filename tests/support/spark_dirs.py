@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,16 +22,27 @@ class SparkDir:
     def _write(self, name: str, data: str) -> None:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(data)
+        # As Spark does it: the name appears with the whole content.
+        temp = path.with_name(f".{path.name}.tmp")
+        temp.write_text(data)
+        os.replace(temp, path)
 
     @property
     def committed(self) -> int:
-        return max((int(path.name) for path in self.root.glob("commits/*")), default=NO_BATCH)
+        return max((int(path.name) for path in self.root.glob("commits/*") if path.name.isdigit()), default=NO_BATCH)
 
     def plan(self, batch: int, positions: Mapping[str, int] | None = None) -> None:
         head = json.dumps({"batchWatermarkMs": 0, "conf": {"spark.sql.shuffle.partitions": str(self.subtasks)}})
         lines = [json.dumps({"channel": name, "position": at}) for name, at in (positions or {}).items()]
         self._write(f"offsets/{batch}", "\n".join(["v1", head, *lines]))
+
+    def planned(self, batch: int) -> dict[str, int] | None:
+        """The positions a batch was planned with; None if it was not."""
+        try:
+            lines = (self.root / "offsets" / str(batch)).read_text().split("\n")[2:]
+        except FileNotFoundError:
+            return None
+        return {offset["channel"]: offset["position"] for offset in map(json.loads, lines)}
 
     def commit(self, batch: int, *, state: str = "") -> None:
         """State of the batch in every partition, then Spark's commit."""

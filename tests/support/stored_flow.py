@@ -1,6 +1,6 @@
 """A flow's storage folder, brought to any state by hand: everything real but Spark.
 
-    orders ── totals ── (sink table)
+orders ── totals ── (sink table)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cutline.channels.log import ChannelLog
 from cutline.graph import FlowGraph, OperatorNode, SinkNode, build_graph
-from cutline.ids import NO_BATCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.ids import BatchId, Epoch, FlowName, OperatorId, Position, SinkId, Subtask
 from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import (
@@ -79,9 +79,7 @@ class StoredFlow:
 
     # ------------------------------------------------------------------ starting
 
-    def start(
-        self, graph: FlowGraph | None = None, schemas: Mapping[OperatorId, bytes] | None = None
-    ) -> Recovered:
+    def start(self, graph: FlowGraph | None = None, schemas: Mapping[OperatorId, bytes] | None = None) -> Recovered:
         """A new process comes and recovers the flow."""
         graph = graph or self.graph
         self.store = LocalSnapshotStore(self.layout)
@@ -109,10 +107,10 @@ class StoredFlow:
     # ------------------------------------------------------------------ running
 
     def run(self, operator: OperatorId, *, rows: int = 1, until: str = "committed", read: int | None = None) -> None:
-        """One batch; killed after it was "planned", "appended" or not at all. Reads all there is, or ``read`` entries."""
+        """One batch, which reads all there is or ``read`` entries; killed after it was "planned" or "appended"."""
         log, spark = self.log(operator), self.spark(operator)
         positions = {
-            name: self._end_of_rows(name) if read is None else log.last_positions.get(name, 0) + read
+            str(name): self._end_of_rows(name) if read is None else log.last_positions.get(name, 0) + read
             for name in self.graph.node(operator).inputs
         }
         batch = log.last_batch + 1
@@ -146,7 +144,7 @@ class StoredFlow:
             )
         for operator in self.graph.names:
             inputs = self.graph.node(operator).inputs
-            read = {name: self.log(operator).last_positions.get(name, Position(0)) for name in inputs}
+            read = {str(name): self.log(operator).last_positions.get(name, Position(0)) for name in inputs}
             append_barrier(self.log(operator), epoch, positions=read)
 
     def checkpoint(self, epoch: int) -> Manifest:
@@ -184,8 +182,9 @@ class StoredFlow:
         barrier = next(entry for entry in self.log(operator).barriers() if entry.epoch == epoch)
         files = self.store.files_of(self.spark_dir(operator), barrier.batch)
         subtasks, shared = self.store.store_files(self.store.pin(operator, epoch, self.spark_dir(operator), files))
-        staged = {
-            sink: SinkRecord(staged=[e.staged[sink] for e in self.log(operator).data_entries() if sink in e.staged], token={})
+        entries = self.log(operator).data_entries()
+        sinks = {
+            sink: SinkRecord(staged=[entry.staged[sink] for entry in entries if sink in entry.staged], token={})
             for sink in self.graph.sinks_of(operator)
         }
         record = OperatorRecord(
@@ -201,7 +200,7 @@ class StoredFlow:
             subtasks=subtasks
             or [SubtaskRecord(subtask=Subtask(i), files=[], size_bytes=0, new_bytes=0) for i in range(SUBTASKS)],
             shared=shared,
-            sinks=staged,
+            sinks=sinks,
         )
         self.store.store_record(record)
         return record
@@ -252,6 +251,3 @@ class StoredFlow:
     def recoveries(self) -> dict[str, int]:
         with closing(SqliteMetadata(self.layout.metadata)) as metadata:
             return metadata.recoveries()
-
-
-__all__ = ["FLOW", "NO_BATCH", "ORDERS", "SUBTASKS", "TABLE", "TOTALS", "Generation", "StoredFlow", "flow_graph"]

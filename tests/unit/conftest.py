@@ -1,9 +1,13 @@
-"""Settings of the property tests: the same examples in every run, and many more of them with CUTLINE_EXPLORE=5000."""
+"""What all fast tests share.
+
+The property tests run the same examples every time, and many more with ``CUTLINE_EXPLORE=5000``.
+"""
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _slow_is_fine = [HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -19,3 +23,9 @@ settings.register_profile(
     suppress_health_check=_slow_is_fine,
 )
 settings.load_profile("explore" if "CUTLINE_EXPLORE" in os.environ else "same")
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests kill processes, never the machine: what is written is there without a sync, and much sooner."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)

@@ -134,7 +134,11 @@ class ChannelLog:
     # ------------------------------------------------------------------ writing
 
     def append(self, entry: Entry) -> None:
-        """Create the entry durably, then tell the listeners. The caller is the channel's only writer."""
+        """Create the entry, then tell the listeners. The caller is the channel's only writer.
+
+        A data entry is durable on return. A barrier is so only after ``sync_barrier``: the barriers behind it need not
+        wait for the disk, because a cut counts only once its operator has acknowledged it.
+        """
         if entry.seq != self.end or entry.generation != self.lineage.generation:
             raise InvariantViolation(
                 f"entry {entry.seq} of generation {entry.generation} does not follow {self.end} "
@@ -142,7 +146,7 @@ class ChannelLog:
                 channel=self.operator,
             )
         path = codec.entry_path(self.folder, entry.generation, entry.seq)
-        if not durable.create(path, codec.encode(entry)):
+        if not durable.create(path, codec.encode(entry), sync=isinstance(entry, DataEntry)):
             raise FencedError(
                 "somebody else has written to this channel in this generation",
                 next_step="stop this process: another one runs the flow",
@@ -154,6 +158,12 @@ class ChannelLog:
             listeners = list(self._listeners)
         for listener in listeners:
             listener(entry)
+
+    def sync_barrier(self, seq: Position) -> None:
+        """Make a barrier survive a power cut; called before its cut is acknowledged."""
+        path = codec.entry_path(self.folder, self.lineage.owner(seq), seq)
+        durable.fsync_file(path)
+        durable.fsync_dir(path.parent)
 
     def truncate(self, below: Position) -> Sequence[DataEntry]:
         """Delete entries below a position and their segments; returns the data entries that went.

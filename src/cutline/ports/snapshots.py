@@ -22,6 +22,8 @@ class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True, order=True):
     path: str
     sha256: str
     size_bytes: int
+    #: The content itself, for the small files that are new in every epoch; None: it is a blob.
+    content: bytes | None = None
 
 
 class FileSet(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -32,6 +33,8 @@ log = get_logger(__name__)
 
 #: How often to look whether Spark has committed the batch of a cut. Spark tells nobody in this process.
 _COMMIT_POLL_SECONDS = 0.002
+#: An agent hears of the end of an epoch a moment after this side does; far fewer end in between.
+_ENDED_EPOCHS_REMEMBERED = 256
 
 
 class Snapshotter:
@@ -69,6 +72,8 @@ class Snapshotter:
         self._outstanding: set[Epoch] = set()
         #: Over while still outstanding.
         self._closed: set[Epoch] = set()
+        #: The last epochs that ended, complete or not.
+        self._over: deque[Epoch] = deque(maxlen=_ENDED_EPOCHS_REMEMBERED)
         self._stopping = threading.Event()
         self._requests: queue.SimpleQueue[TakeSnapshot | None] = queue.SimpleQueue()
         self._permits: queue.SimpleQueue[CommitPermit | None] = queue.SimpleQueue()
@@ -91,12 +96,15 @@ class Snapshotter:
     # ------------------------------------------------------------------ snapshots
 
     def request(self, action: TakeSnapshot) -> None:
+        if action.epoch in self._over:
+            return  # the agent had not heard of it yet; nobody would let go of what is stored now
         self._cut_batches[action.epoch] = action.batch
         self._outstanding.add(action.epoch)
         self._requests.put(action)
 
     def epoch_closed(self, epoch: Epoch, *, completed: bool) -> None:
         """Bind no more to a complete epoch what it has published; stop working for an aborted one."""
+        self._over.append(epoch)
         batch = self._cut_batches.pop(epoch, None)
         if completed and batch is not None:
             self._completed_batch = max(self._completed_batch, batch)
@@ -107,11 +115,12 @@ class Snapshotter:
         while (action := self._requests.get()) is not None:
             try:
                 self._take(action)
-            except (CutlineError, OSError) as error:
-                log.warning("snapshot_failed", operator=self._operator, epoch=action.epoch, error=str(error))
+            except Exception as error:  # a sink may raise anything in ``prepare``; the coordinator aborts the epoch
+                reason = str(error) if isinstance(error, CutlineError) else f"{type(error).__name__}: {error}"
+                log.warning("snapshot_failed", operator=self._operator, epoch=action.epoch, exc_info=True)
                 self._notify(
                     SnapshotFailed(
-                        operator=self._operator, epoch=action.epoch, generation=self._generation, reason=str(error)
+                        operator=self._operator, epoch=action.epoch, generation=self._generation, reason=reason
                     )
                 )
             self._outstanding.discard(action.epoch)
@@ -129,6 +138,8 @@ class Snapshotter:
         pin = self._snapshots.pin(self._operator, action.epoch, self._spark_checkpoint_dir, files)
         pinned = time.perf_counter()
         crashpoint("after-pin", self._operator)
+        barrier = self._barrier_of(action.epoch)
+        self._channel.sync_barrier(barrier)
         subtasks, shared = self._snapshots.store_files(pin)
         record = OperatorRecord(
             flow=self._flow,
@@ -136,7 +147,7 @@ class Snapshotter:
             epoch=action.epoch,
             generation=self._generation,
             batch=action.batch,
-            barrier=self._barrier_of(action.epoch),
+            barrier=barrier,
             positions=dict(action.positions),
             aligned=action.aligned,
             watermark_ms=files.watermark_ms,

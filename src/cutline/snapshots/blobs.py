@@ -40,8 +40,13 @@ class BlobStore:
         self._claims: dict[str, int] = {}
         #: Claims let go of while a sweep runs; None: no sweep runs.
         self._let_go_later: list[str] | None = None
+        #: Stored by this process and known to survive a power cut.
+        self._synced: set[str] = set()
         self._lock = threading.Lock()
         durable.make_dir(layout.blobs)
+        for number in range(256):
+            layout.blob(f"{number:02x}").parent.mkdir(exist_ok=True)
+        durable.fsync_dir(layout.blobs)
 
     def store(self, held: Path, path: str) -> tuple[SnapshotFile, int]:
         """Keep the content of ``held``, claimed until ``unclaim``; returns it and how many bytes were new."""
@@ -52,9 +57,10 @@ class BlobStore:
         if digest is None:
             digest = sha256_of(held)
         with self._lock:
+            # Claimed before it is linked: from here on no sweep takes it away, so the slow part needs no lock.
             self._known[identity] = digest
             self._claims[digest] = self._claims.get(digest, 0) + 1
-            new = self._link(held, digest)
+        new = self._link(held, digest)
         return SnapshotFile(path=path, sha256=digest, size_bytes=stat.st_size), stat.st_size if new else 0
 
     def _link(self, held: Path, digest: str) -> bool:
@@ -62,22 +68,27 @@ class BlobStore:
         with contextlib.suppress(FileNotFoundError):
             # Content that comes again in another file is the chance to mend what the disk has damaged.
             if target.samefile(held) or (target.stat().st_size == held.stat().st_size and sha256_of(target) == digest):
+                self._sync(target, digest)
                 return False
             target.unlink()
-        durable.make_dir(target.parent)
-        # Spark does not sync what it writes; what a checkpoint relies on must survive a power cut.
-        durable.fsync_file(held)
         try:
             os.link(held, target)
-        except FileExistsError:
+        except FileExistsError:  # another operator has just stored the same
+            self._sync(target, digest)
             return False
         except OSError:  # another file system, or one without hard links
             temp = target.with_name(f".tmp-{digest}")
             shutil.copyfile(held, temp)
-            durable.fsync_file(temp)
             os.replace(temp, target)
-        durable.fsync_dir(target.parent)
+        self._sync(target, digest)
         return True
+
+    def _sync(self, target: Path, digest: str) -> None:
+        """Spark does not sync what it writes; what a checkpoint relies on must survive a power cut."""
+        if digest not in self._synced:
+            durable.fsync_file(target)
+            durable.fsync_dir(target.parent)
+            self._synced.add(digest)
 
     def unclaim(self, digests: Iterable[str]) -> None:
         """These are now reached by a manifest, or given up. While a sweep runs they stay claimed until its end."""
@@ -94,6 +105,9 @@ class BlobStore:
 
     def damage(self, file: SnapshotFile) -> str | None:
         """What is wrong with a stored file; None when every byte is as it was."""
+        if file.content is not None:
+            is_whole = hashlib.sha256(file.content).hexdigest() == file.sha256
+            return None if is_whole else f"{file.path}: its content in the record does not match its hash"
         blob = self._layout.blob(file.sha256)
         try:
             size = blob.stat().st_size
@@ -108,6 +122,9 @@ class BlobStore:
     def place(self, file: SnapshotFile, target: Path) -> None:
         """Put a stored file where Spark will read it. Spark replaces files but never writes into one, so links do."""
         target.parent.mkdir(parents=True, exist_ok=True)
+        if file.content is not None:
+            target.write_bytes(file.content)
+            return
         blob = self._layout.blob(file.sha256)
         try:
             os.link(blob, target)
@@ -143,4 +160,5 @@ class BlobStore:
         with self._lock:
             # Inode numbers are reused once a file is gone: what was swept must not be remembered.
             self._known = {identity: d for identity, d in self._known.items() if d in reachable or d in self._claims}
+            self._synced = {digest for digest in self._synced if digest in reachable or digest in self._claims}
         return gone

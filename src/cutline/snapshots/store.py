@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 from collections.abc import Collection, Sequence
@@ -25,6 +26,15 @@ from cutline.ports import (
 from cutline.snapshots.blobs import BlobStore
 from cutline.snapshots.closure import closure, last_batches, verify_files
 from cutline.snapshots.relocate import relocate
+
+#: Offsets, commits and the like are new in every epoch and tiny: in the record they cost no file and no sync each.
+INLINE_BYTES = 8 << 10
+
+
+def _inline(held: Path, name: str) -> SnapshotFile:
+    content = held.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    return SnapshotFile(path=name, sha256=digest, size_bytes=len(content), content=content)
 
 
 class LocalSnapshotStore:
@@ -99,7 +109,9 @@ class LocalSnapshotStore:
             files, new = keep(names)
             size = sum(file.size_bytes for file in files)
             subtasks.append(SubtaskRecord(subtask=Subtask(subtask), files=files, size_bytes=size, new_bytes=new))
-        shared, _ = keep(pin.files.shared)
+        small = [name for name in pin.files.shared if pin.held[name].stat().st_size <= INLINE_BYTES]
+        large, _ = keep([name for name in pin.files.shared if name not in small])
+        shared = sorted([*large, *(_inline(pin.held[name], name) for name in small)])
         shutil.rmtree(self._layout.pin(pin.epoch, pin.operator), ignore_errors=True)
         return subtasks, shared
 
@@ -192,5 +204,7 @@ class LocalSnapshotStore:
         for epoch in self.epochs():
             manifest = self.load_manifest(epoch)
             for operator in manifest.operators:
-                reached.update(file.sha256 for file in self.load_record(manifest, operator).files())
+                reached.update(
+                    file.sha256 for file in self.load_record(manifest, operator).files() if file.content is None
+                )
         return reached

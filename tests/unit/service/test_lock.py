@@ -143,18 +143,14 @@ def test_a_jvm_that_has_ended_is_not_waited_for(path: Path, jvm: subprocess.Pope
     lock.release()
 
 
-def test_another_process_with_the_number_of_the_jvm_is_not_waited_for(
-    path: Path, jvm: subprocess.Popen[bytes]
-) -> None:
+def test_another_process_with_the_number_of_the_jvm_is_not_waited_for(path: Path, jvm: subprocess.Popen[bytes]) -> None:
     path.write_text(f"1 {jvm.pid} 12345")
     lock = FlowLock(path, "payments")
     lock.acquire()
     lock.release()
 
 
-def test_a_process_that_released_the_lock_leaves_no_jvm_to_wait_for(
-    path: Path, jvm: subprocess.Popen[bytes]
-) -> None:
+def test_a_process_that_released_the_lock_leaves_no_jvm_to_wait_for(path: Path, jvm: subprocess.Popen[bytes]) -> None:
     first = FlowLock(path, "payments")
     first.acquire()
     first.note_jvm(jvm.pid)

@@ -71,7 +71,8 @@ def test_the_first_start_begins_from_nothing(flow: StoredFlow) -> None:
     assert (recovered.path, recovered.generation, recovered.restored_epoch) == ("fresh", 1, None)
     assert recovered.spark_dirs == {ORDERS: 1, TOTALS: 1}
     assert all(log.end == 0 for log in recovered.channels.values())
-    assert recovered.manifests == recovered.problems == []
+    assert recovered.manifests == []
+    assert recovered.problems == []
     assert flow.spark_dir(ORDERS).is_dir()
     assert flow.recoveries() == {"fresh": 1}
 
@@ -318,9 +319,7 @@ def lose_barrier(flow: StoredFlow) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_blob, damage_record, lose_record, damage_manifest, lose_barrier])
-def test_an_epoch_that_is_damaged_is_passed_over(
-    running: StoredFlow, damage: Callable[[StoredFlow], None]
-) -> None:
+def test_an_epoch_that_is_damaged_is_passed_over(running: StoredFlow, damage: Callable[[StoredFlow], None]) -> None:
     damage(running)
     lose_spark_dir(running)
     recovered = running.start()
@@ -456,9 +455,7 @@ def test_a_changed_schema_is_refused(running: StoredFlow) -> None:
         ({"orders": (), "sums": ("orders",)}, r"added \['sums'\], dropped \['totals'\]"),
     ],
 )
-def test_changed_operators_are_refused(
-    running: StoredFlow, edges: dict[str, tuple[str, ...]], said: str
-) -> None:
+def test_changed_operators_are_refused(running: StoredFlow, edges: dict[str, tuple[str, ...]], said: str) -> None:
     with pytest.raises(RecoveryError, match=said):
         running.start(graph=graph_of(edges))
     assert running.generations() == [1]
@@ -533,7 +530,7 @@ def test_of_two_that_want_the_same_generation_one_is_fenced(running: StoredFlow)
         ).recover()
 
 
-# ------------------------------------------------------------------------------------------------- helpers of the wiring
+# ------------------------------------------------------------------------------------------------- beside it
 
 
 def test_directories_that_nobody_runs_on_are_deleted(running: StoredFlow) -> None:

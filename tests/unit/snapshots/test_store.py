@@ -22,6 +22,13 @@ from tests.support.spark_dirs import SparkDir, content_of
 TOTALS = OperatorId("totals")
 
 
+@pytest.fixture(autouse=True)
+def every_file_is_a_blob(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of a directory made by hand are all small; most tests here are about those that are not."""
+    if "inline" not in request.node.name:
+        monkeypatch.setattr("cutline.snapshots.store.INLINE_BYTES", -1)
+
+
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path / "storage", "flow")
@@ -595,3 +602,27 @@ def test_a_file_of_a_snapshot_is_named_in_what_is_wrong_with_it(store: LocalSnap
     record = record_of(store, spark, 1, 1)
     stray = SnapshotFile(path="state/0/0/9.delta", sha256="0" * 64, size_bytes=1)
     assert store.damage(replace(record, shared=[stray])) == ["state/0/0/9.delta: blob 000000000000 is missing"]
+
+
+# ------------------------------------------------------------------------------------------------- small files
+
+
+def test_inline_files_are_restored_from_the_record_alone(
+    store: LocalSnapshotStore, layout: Layout, spark: SparkDir, tmp_path: Path
+) -> None:
+    record = checkpoint(store, spark, 1, 1)
+    assert {file.path for file in record.shared} >= {"offsets/1", "commits/1", "metadata"}
+    assert all(file.content is not None for file in record.shared)
+    assert blobs(layout) == {file.sha256 for subtask in record.subtasks for file in subtask.files}
+    loaded = store.load_record(store.load_manifest(Epoch(1)), TOTALS)
+    store.restore(loaded, tmp_path / "restored")
+    taken = content_of(spark.root)
+    assert {name: taken[name] for name in content_of(tmp_path / "restored")} == content_of(tmp_path / "restored")
+
+
+def test_inline_content_that_does_not_match_its_hash_is_damage(store: LocalSnapshotStore, spark: SparkDir) -> None:
+    record = checkpoint(store, spark, 1, 1)
+    assert store.damage(record) == []
+    spoiled = replace(record, shared=[replace(record.shared[0], content=b"something else"), *record.shared[1:]])
+    [problem] = store.damage(spoiled)
+    assert record.shared[0].path in problem

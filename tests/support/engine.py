@@ -1,0 +1,58 @@
+"""An engine without Spark: it remembers gates, and batches are what the test makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cutline.ids import BatchId, OperatorId, Position
+from cutline.ports import BatchHandler, OperatorPlan, Query, Segment, StagedTask, StageJob
+from cutline.protocol.lineage import Lineage
+
+
+class MemoryEngine:
+    """See ``cutline.ports.Engine``; starts no queries."""
+
+    def __init__(self) -> None:
+        #: (operator, channel) → how far it may read.
+        self.gates: dict[tuple[str, str], int] = {}
+
+    def plan(self) -> dict[OperatorId, OperatorPlan]:
+        raise NotImplementedError
+
+    def start(self, operator: OperatorId, spark_checkpoint_dir: Path, handler: BatchHandler) -> Query:
+        raise NotImplementedError
+
+    def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
+        self.gates[operator, channel] = admit
+
+    def begin_stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class HandMadeBatch:
+    """See ``cutline.ports.StreamingBatch``. One task, which writes one segment and one piece per sink."""
+
+    def __init__(self, batch: int, positions: Mapping[str, int] | None = None, *, rows: int = 1) -> None:
+        self.batch = BatchId(batch)
+        self.rows = rows
+        self.jobs: list[StageJob] = []
+        self.runs_to_end = 0
+        self._positions = {OperatorId(name): Position(at) for name, at in (positions or {}).items()}
+
+    def positions(self) -> Mapping[OperatorId, Position]:
+        return self._positions
+
+    def stage(self, job: StageJob) -> list[StagedTask]:
+        self.jobs.append(job)
+        segment = None
+        if job.segments_dir is not None and self.rows:
+            name = f"g{job.generation}-b{job.batch}-{len(self.jobs)}.arrow"
+            (Path(job.segments_dir) / name).write_bytes(b"rows")
+            segment = Segment(name=name, rows=self.rows, size_bytes=4, crc32=0)
+        pieces = {sink: [{"path": f"b{job.batch}", "size_bytes": 10}] if self.rows else [] for sink in job.stagers}
+        return [StagedTask(rows=self.rows, segment=segment, pieces=pieces)]
+
+    def run_to_end(self) -> None:
+        self.runs_to_end += 1

@@ -1,0 +1,282 @@
+"""A whole flow on real storage, with everything but Spark: queries are steps that the test takes one at a time.
+
+    numbers ── totals ── (sink table)
+
+``numbers`` emits one number per batch, 0, 1, 2 …; ``totals`` counts what it has seen and passes each number on with its
+count. A number that is lost or comes twice, and a state that does not fit the positions, show in the sink.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from cutline import durable, wiring
+from cutline.channels.entries import data_dir
+from cutline.config import build_options
+from cutline.crashpoints import crashpoint
+from cutline.flow import Flow
+from cutline.ids import NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
+from cutline.layout import Layout
+from cutline.metadata.sqlite import SqliteMetadata
+from cutline.ports import OperatorPlan, Segment, StagedBatch, StagedTask, StageJob
+from cutline.protocol.commit import CommitPermit
+from cutline.protocol.messages import CheckpointOptions, CoordinatorEvent
+from cutline.service.coordinator import CoordinatorService
+from cutline.service.janitor import Janitor
+from cutline.service.metrics import Metrics
+from cutline.service.operator import OperatorService
+from cutline.service.recovery import Recovered, Recovery, batch_in, sweep_spark_dirs
+from cutline.snapshots.store import LocalSnapshotStore
+from tests.support.engine import MemoryEngine
+from tests.support.memory_sink import MemorySink
+from tests.support.spark_dirs import SparkDir
+
+NUMBERS, TOTALS, TABLE = OperatorId("numbers"), OperatorId("totals"), SinkId("table")
+LONG_SECONDS = 20.0
+#: [number, how many had been seen with it]
+Row = list[int]
+
+
+class FolderSink(MemorySink):
+    """Publishes one file per epoch; it outlives the process."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
+        if self.commit_failures:
+            raise self.commit_failures.pop(0)
+        crashpoint("sink-commit-begun", permit.sink)
+        rows = [row for batch in staged for piece in batch.pieces for row in piece["rows"]]
+        crashpoint("sink-commit-half", permit.sink)
+        durable.create(self.folder / f"{permit.epoch:06d}.json", json.dumps(rows).encode())
+        crashpoint("sink-commit-done", permit.sink)
+
+    def published(self) -> Epoch | None:
+        return Epoch(max((int(path.stem) for path in self.folder.glob("*.json")), default=0)) or None
+
+    def highest(self) -> Epoch:
+        return self.published() or NO_EPOCH
+
+    def rewind(self, epoch: Epoch) -> None:
+        for path in sorted(self.folder.glob("*.json"), reverse=True):
+            if int(path.stem) > epoch:
+                crashpoint("sink-rewind-half")
+                path.unlink()
+
+    def rows(self) -> list[Row]:
+        return [row for path in sorted(self.folder.glob("*.json")) for row in json.loads(path.read_bytes())]
+
+
+class _Batch:
+    """A planned batch whose rows are known."""
+
+    def __init__(self, batch: int, positions: dict[str, int], rows: list[Row]) -> None:
+        self.batch = BatchId(batch)
+        self._positions = {OperatorId(name): Position(at) for name, at in positions.items()}
+        self._rows = rows
+
+    def positions(self) -> Mapping[OperatorId, Position]:
+        return self._positions
+
+    def stage(self, job: StageJob) -> list[StagedTask]:
+        segment = None
+        if job.segments_dir is not None and self._rows:
+            name, content = f"g{job.generation}-b{job.batch}.arrow", json.dumps(self._rows).encode()
+            durable.replace(Path(job.segments_dir) / name, content, sync=False)
+            segment = Segment(name=name, rows=len(self._rows), size_bytes=len(content), crc32=zlib.crc32(content))
+        pieces = {sink: [{"rows": self._rows, "size_bytes": 1}] if self._rows else [] for sink in job.stagers}
+        return [StagedTask(rows=len(self._rows), segment=segment, pieces=pieces)]
+
+    def run_to_end(self) -> None: ...
+
+
+class SparklessFlow:
+    """Started anew by every instance; what an earlier one left in the folder is taken up."""
+
+    def __init__(self, storage: Path, **settings: Any) -> None:
+        self.sink = FolderSink(storage / "table")
+        self.options = build_options(
+            {"checkpoint_interval": 0, "checkpoint_timeout": "60s", "retain_checkpoints": 1, "mode": "unaligned"},
+            settings,
+        )
+        self.layout = Layout(storage / "storage", "counting")
+        durable.make_dir(self.layout.root)
+        self.engine = MemoryEngine()
+        self.fatal: list[BaseException] = []
+        self._flow = Flow("counting")
+        self._flow.operator("numbers")(_unused)
+        self._flow.operator("totals", inputs=["numbers"], subtasks=1)(_unused)
+        self._flow.sink("totals", self.sink, name="table")
+        self.graph = self._flow.graph()
+        self._start()
+
+    def _start(self) -> None:
+        """As ``cutline.wiring`` does it, without Spark."""
+        plans = {
+            name: OperatorPlan(operator=name, subtasks=1, is_stateful=True, schema_ipc=b"numbers")
+            for name in self.graph.names
+        }
+        self.metadata = SqliteMetadata(self.layout.metadata)
+        self.snapshots = LocalSnapshotStore(self.layout)
+        self.recovered: Recovered = Recovery(
+            graph=self.graph, plans=plans, layout=self.layout, snapshots=self.snapshots, metadata=self.metadata
+        ).recover()
+        published = wiring._open_sinks(self._flow, self.graph, plans, self.recovered, self.metadata)
+        sweep_spark_dirs(self.layout, self.recovered.spark_dirs)
+        last_epoch = wiring._highest_epoch(
+            self.metadata, self.recovered, [*self.snapshots.epochs(), self.sink.highest()]
+        )
+        pending = wiring._pending(self.metadata, self.recovered)
+        self.janitor = Janitor(snapshots=self.snapshots, channels=self.recovered.channels)
+        self.operators: dict[OperatorId, OperatorService] = {}
+        for node in self.graph.operators:
+            self.operators[node.operator] = OperatorService(
+                flow=self.graph.flow,
+                operator=node.operator,
+                generation=self.recovered.generation,
+                plan=plans[node.operator],
+                channel=self.recovered.channels[node.operator],
+                inputs={name: self.operators[name] for name in node.inputs},
+                consumers=self.graph.consumers(node.operator),
+                sinks={name: self._flow.sinks[name] for name in self.graph.sinks_of(node.operator)},
+                spark_checkpoint_dir=self.spark_dir(node.operator),
+                snapshots=self.snapshots,
+                engine=self.engine,
+                options=self.options,
+                notify=self._notify,
+                on_fatal=self.fatal.append,
+                last_epoch=last_epoch,
+                open_epochs=frozenset(one.epoch for one in pending if one.is_resumable),
+                completed_batch=batch_in(self.recovered.manifests, node.operator),
+            )
+        self.coordinator = CoordinatorService(
+            flow=self.graph.flow,
+            generation=self.recovered.generation,
+            core=wiring._coordinator_core(
+                graph=self.graph,
+                plans=plans,
+                options=self.options,
+                recovered=self.recovered,
+                last_epoch=last_epoch,
+                published=published,
+            ),
+            metadata=self.metadata,
+            snapshots=self.snapshots,
+            operators=self.operators,
+            release=self.janitor.release_below,
+            on_fatal=self.fatal.append,
+            metrics=Metrics(self.graph.flow),
+        )
+        self.janitor.start(
+            frozenset(self.snapshots.epochs()) - {manifest.epoch for manifest in self.recovered.manifests}
+        )
+        for service in self.operators.values():
+            service.start()
+        self.coordinator.start(pending)
+
+    def _notify(self, event: CoordinatorEvent) -> None:
+        self.coordinator.notify(event)
+
+    def stop(self) -> None:
+        for service in self.operators.values():
+            service.credits.stop()
+        self.coordinator.stop()
+        for service in self.operators.values():
+            service.stop()
+        self.janitor.stop()
+        self.metadata.close()
+
+    def spark_dir(self, operator: OperatorId) -> Path:
+        return self.layout.spark_checkpoint_dir(operator, self.recovered.spark_dirs[operator])
+
+    # ------------------------------------------------------------------ the queries
+
+    def step(self, operator: OperatorId, *, commit: bool = True) -> bool:
+        """What Spark does next: re-run the batch that was planned and not committed, or plan one if there is input."""
+        spark = SparkDir(self.spark_dir(operator), subtasks=1)
+        batch = spark.committed + 1
+        positions = spark.planned(batch)
+        if positions is None:
+            positions = self._plan(operator)
+            if positions is None:
+                return False
+            spark.plan(batch, positions)
+        rows, state = self._compute(operator, spark, batch, positions)
+        self.operators[operator].handle_batch(_Batch(batch, positions, rows))
+        if commit:
+            spark.commit(batch, state=state)
+        return True
+
+    def _plan(self, operator: OperatorId) -> dict[str, int] | None:
+        if operator == NUMBERS:
+            return {}
+        at = self.operators[operator].channel.last_positions.get(NUMBERS, Position(0))
+        admit = self.engine.gates[operator, NUMBERS]
+        return {NUMBERS: admit} if admit > at else None
+
+    def _compute(
+        self, operator: OperatorId, spark: SparkDir, batch: int, positions: dict[str, int]
+    ) -> tuple[list[Row], str]:
+        if operator == NUMBERS:
+            return [[batch, 0]], ""
+        before = spark.root / "state/0/0" / f"{batch}.delta"
+        # "<position>:<count>-<subtask>": the state knows how far it was read, so a state that does not fit shows.
+        first, seen = map(int, before.read_text().partition("-")[0].split(":")) if batch else (0, 0)
+        log = self.operators[NUMBERS].channel
+        rows: list[Row] = []
+        for entry in log.data_entries(Position(first), Position(positions[NUMBERS])):
+            for segment in entry.segments:
+                for number, _ in json.loads((data_dir(log.folder) / segment.name).read_bytes()):
+                    seen += 1
+                    rows.append([number, seen])
+        return rows, f"{positions[NUMBERS]}:{seen}"
+
+    def emit(self, count: int) -> None:
+        """``numbers`` runs so many batches, ``totals`` follows."""
+        for _ in range(count):
+            self.step(NUMBERS)
+            self.wait(lambda: self.step(TOTALS))
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def request(self, *, aligned: bool = False) -> Future[Epoch]:
+        return self.coordinator.request_checkpoint(CheckpointOptions(alignment_limit_ms=None if aligned else 0))
+
+    def checkpoint(self, *, aligned: bool = False) -> Epoch:
+        """Take one and wait until it is published; ``totals`` goes on reading meanwhile."""
+        future = self.request(aligned=aligned)
+        self.wait(lambda: future.done() or (not self.step(TOTALS) and future.done()))
+        return future.result(0)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LONG_SECONDS
+        while not condition():
+            if self.fatal:
+                raise self.fatal[0]
+            assert time.monotonic() < deadline, f"not in time: {self.coordinator.view()}"
+            threading.Event().wait(0.001)
+
+    def drain(self) -> None:
+        """Everything emitted is counted and published."""
+
+        def is_read() -> bool:
+            self.step(TOTALS)
+            return self.operators[NUMBERS].credits.is_drained() and self.coordinator.is_settled()
+
+        self.wait(is_read)
+        self.checkpoint()
+        self.wait(self.coordinator.is_settled)
+
+
+def _unused(*_: Any) -> Any:
+    raise NotImplementedError

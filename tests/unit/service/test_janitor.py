@@ -1,0 +1,169 @@
+"""What may go when an epoch is the oldest that is kept."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cutline.errors import DamagedRecordError
+from cutline.ids import Epoch, OperatorId, Position
+from cutline.ports import Manifest
+from cutline.service.janitor import Janitor, needed_from
+from cutline.snapshots.store import LocalSnapshotStore
+from tests.support.channels import segment_names
+from tests.support.killing import is_killed_at
+from tests.support.stored_flow import ORDERS, TOTALS, StoredFlow
+
+
+@pytest.fixture
+def flow(tmp_path: Path) -> StoredFlow:
+    """Three complete epochs, the rows of one batch in flight at each."""
+    flow = StoredFlow(tmp_path)
+    flow.start()
+    flow.run(ORDERS)
+    for epoch in (1, 2, 3):
+        flow.run(ORDERS)
+        flow.run(TOTALS, read=1 if epoch == 1 else 2)
+        flow.checkpoint(epoch)
+    return flow
+
+
+def janitor(flow: StoredFlow) -> Janitor:
+    return Janitor(snapshots=flow.store, channels=flow.recovered.channels)
+
+
+def needed(flow: StoredFlow, epoch: int) -> tuple[int, int]:
+    manifest = flow.store.load_manifest(Epoch(epoch))
+    return needed_from(manifest, ORDERS), needed_from(manifest, TOTALS)
+
+
+def test_what_is_in_flight_is_needed_and_otherwise_the_barrier(flow: StoredFlow) -> None:
+    """orders: b0 b1 |1 b2 |2 b3 |3 – totals has read 1, 3, 5 of it."""
+    assert needed(flow, 1) == (1, 1)
+    assert needed(flow, 2) == (3, 3)
+    assert needed(flow, 3) == (5, 5)
+
+
+def test_a_channel_without_consumers_is_needed_from_its_barrier(flow: StoredFlow) -> None:
+    manifest = flow.store.load_manifest(Epoch(2))
+    assert needed_from(manifest, TOTALS) == manifest.channels[TOTALS].barrier
+
+
+def test_a_consumer_that_has_read_nothing_needs_everything(tmp_path: Path) -> None:
+    flow = StoredFlow(tmp_path)
+    flow.start()
+    for _ in range(3):
+        flow.run(ORDERS)
+    assert needed_from(flow.checkpoint(1), ORDERS) == 0
+
+
+def test_the_slowest_consumer_decides(flow: StoredFlow) -> None:
+    manifest = flow.store.load_manifest(Epoch(3))
+    cut = manifest.channels[ORDERS]
+    slow = replace(cut.in_flight[TOTALS], first=Position(2))
+    both = replace(cut, in_flight={**cut.in_flight, OperatorId("slow"): slow})
+    assert needed_from(replace(manifest, channels={ORDERS: both}), ORDERS) == 2
+
+
+def test_collecting_lets_go_of_checkpoints_content_and_entries(flow: StoredFlow) -> None:
+    before = len(list(flow.layout.blobs.glob("*/*")))
+    janitor(flow).collect(Epoch(3))
+    assert flow.store.epochs() == [3]
+    assert len(list(flow.layout.blobs.glob("*/*"))) < before
+    assert (flow.log(ORDERS).start, flow.log(TOTALS).start) == needed(flow, 3)
+    assert segment_names(flow.log(ORDERS)) == {f"g1-b{batch}.arrow" for batch in (3,)}
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_every_kept_epoch_can_still_be_restored(flow: StoredFlow, epoch: int) -> None:
+    janitor(flow).collect(Epoch(epoch))
+    for newer in range(epoch + 1, 4):
+        flow.layout.manifest(Epoch(newer)).unlink()
+    shutil.rmtree(flow.spark_dir(TOTALS))
+    recovered = flow.start()
+    assert (recovered.path, recovered.restored_epoch) == ("local", epoch)
+
+
+def test_a_collected_flow_can_still_be_resumed(flow: StoredFlow) -> None:
+    janitor(flow).collect(Epoch(3))
+    positions = flow.log(TOTALS).last_positions
+    recovered = flow.start()
+    assert recovered.path == "resume"
+    assert recovered.channels[TOTALS].last_positions == positions
+    assert recovered.channels[ORDERS].last_batch == 3
+
+
+def test_collecting_twice_changes_nothing_more(flow: StoredFlow) -> None:
+    janitor(flow).collect(Epoch(2))
+    janitor(flow).collect(Epoch(2))
+    assert flow.store.epochs() == [2, 3]
+
+
+def test_collecting_for_an_epoch_that_cannot_be_read_deletes_nothing(flow: StoredFlow) -> None:
+    flow.layout.manifest(Epoch(2)).write_bytes(b"{")
+    with pytest.raises(DamagedRecordError):
+        janitor(flow).collect(Epoch(2))
+    assert flow.log(ORDERS).start == 0
+    assert flow.store.epochs() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("point", ["mid-truncate:orders", "mid-truncate:totals#2", "mid-collect", "mid-collect#2"])
+def test_collecting_killed_on_the_way_loses_nothing_that_is_kept(flow: StoredFlow, point: str) -> None:
+    assert is_killed_at(point, lambda: janitor(flow).collect(Epoch(3)))
+    assert flow.start().path == "resume"
+    assert flow.recovered.manifests[-1].epoch == 3
+    janitor(flow).collect(Epoch(3))
+    assert flow.store.epochs() == [3]
+    shutil.rmtree(flow.spark_dir(TOTALS))
+    assert flow.start().restored_epoch == 3
+
+
+def test_epochs_that_were_given_up_go_with_the_next_collection(flow: StoredFlow) -> None:
+    keeper = janitor(flow)
+    keeper.start(frozenset({Epoch(2)}))
+    keeper.release_below(Epoch(1))
+    keeper.stop()
+    assert flow.store.epochs() == [1, 3]
+
+
+def test_an_epoch_that_completes_while_old_ones_go_stays(flow: StoredFlow) -> None:
+    """Between looking for what to drop and dropping it, another one may complete."""
+
+    class Overtaken(LocalSnapshotStore):
+        def epochs(self) -> list[Epoch]:
+            found = super().epochs()
+            if not overtaken:
+                overtaken.append(True)
+                flow.run_all()
+                flow.checkpoint(4)
+            return found
+
+    overtaken: list[bool] = []
+    Janitor(snapshots=Overtaken(flow.layout), channels=flow.recovered.channels).collect(Epoch(3))
+    assert LocalSnapshotStore(flow.layout).epochs() == [3, 4]
+
+
+def test_a_janitor_that_fails_goes_on_with_the_next_request(flow: StoredFlow) -> None:
+    class FailingOnce(LocalSnapshotStore):
+        def load_manifest(self, epoch: Epoch) -> Manifest:
+            if not failed.is_set():
+                failed.set()
+                raise OSError(5, "Input/output error")
+            return super().load_manifest(epoch)
+
+    failed = threading.Event()
+    keeper = Janitor(snapshots=FailingOnce(flow.layout), channels=flow.recovered.channels)
+    keeper.start()
+    keeper.release_below(Epoch(2))
+    keeper.release_below(Epoch(3))
+    keeper.stop()
+    assert failed.is_set()
+    assert flow.store.epochs() == [3]
+
+
+def test_a_janitor_that_never_started_stops(flow: StoredFlow) -> None:
+    janitor(flow).stop()

@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from cutline import durable, records
 from cutline.config import Options, build_options, environment_layer, file_layer
-from cutline.errors import RecoveryError
 from cutline.flow import Flow
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, Epoch, OperatorId, SinkId
 from cutline.layout import Layout
 from cutline.logs import get_logger
 from cutline.metadata.sqlite import SqliteMetadata
-from cutline.ports import EpochOutcome, Manifest, MetadataStore, OperatorPlan, Sink, SinkContext
+from cutline.ports import (
+    EpochOutcome,
+    GenerationRecord,
+    Manifest,
+    MetadataStore,
+    OperatorPlan,
+    Sink,
+    SinkContext,
+)
 from cutline.protocol.coordinator import Coordinator, Settings, StoredPending, Topology
 from cutline.protocol.messages import CoordinatorEvent
 from cutline.protocol.publishing import CompleteEpoch
@@ -88,14 +95,16 @@ def _start_locked(
     metadata = SqliteMetadata(layout.metadata)
     snapshots = LocalSnapshotStore(layout)
     metrics = Metrics(graph.flow)
-    recovery = Recovery(graph=graph, plans=plans, layout=layout, snapshots=snapshots, metadata=metadata)
-    recovered = recovery.recover()
-    published = _open_sinks(flow, graph, plans, recovered, metadata)
+    _open_sinks(flow, graph, plans)
+    recovered = Recovery(
+        graph=graph, plans=plans, layout=layout, snapshots=snapshots, metadata=metadata, sinks=flow.sinks
+    ).recover()
+    published = _settle_sinks(flow, graph, recovered, metadata)
     sweep_spark_dirs(layout, recovered.spark_dirs)
 
     seen_by_sinks = [flow.sinks[node.sink].highest() for node in graph.sinks]
     last_epoch = _highest_epoch(metadata, recovered, [*snapshots.epochs(), *seen_by_sinks])
-    pending = _pending(metadata, recovered)
+    pending = _pending(metadata, recovered, snapshots.generations())
     janitor = Janitor(snapshots=snapshots, channels=recovered.channels)
     mailbox: list[CoordinatorService] = []
 
@@ -168,13 +177,17 @@ def _start_locked(
         release_lock=lock.release,
     )
     running.append(run)
-    janitor.start(frozenset(snapshots.epochs()) - {manifest.epoch for manifest in recovered.manifests})
-    for service in operators.values():
-        service.start()
-    coordinator.start(pending)
-    for supervisor in supervisors.values():
-        supervisor.start()
-    run.begin()
+    try:
+        janitor.start(frozenset(snapshots.epochs()) - {manifest.epoch for manifest in recovered.manifests})
+        for service in operators.values():
+            service.start()
+        coordinator.start(pending)
+        for supervisor in supervisors.values():
+            supervisor.start()
+        run.begin()
+    except BaseException:
+        run.stop()  # half a flow must not go on behind the error
+        raise
     metrics.recovered(recovered.path, time.monotonic() - begun)
     return run
 
@@ -235,8 +248,11 @@ def _highest_epoch(metadata: MetadataStore, recovered: Recovered, stored: list[E
     return max([metadata.last_epoch(), *stored, *in_logs], default=NO_EPOCH)
 
 
-def _pending(metadata: MetadataStore, recovered: Recovered) -> list[StoredPending]:
-    """Epochs an earlier incarnation left open. One whose manifest exists is complete, whatever the records say."""
+def _pending(metadata: MetadataStore, recovered: Recovered, generations: list[GenerationRecord]) -> list[StoredPending]:
+    """Epochs an earlier incarnation left open. One whose manifest exists is complete, whatever the records say.
+
+    One that a generation went back behind, be it several starts ago, can never complete.
+    """
     complete = {manifest.epoch: manifest for manifest in recovered.manifests}
     pending = []
     for record in metadata.pending():
@@ -259,26 +275,18 @@ def _pending(metadata: MetadataStore, recovered: Recovered) -> list[StoredPendin
                 epoch=record.epoch,
                 started_ms=record.started_ms,
                 alignment_limit_ms=record.alignment_limit_ms,
-                is_resumable=recovered.path == "resume",
+                is_resumable=all(
+                    later.path == "resume" for later in generations if later.generation > record.generation
+                ),
             )
         )
     return pending
 
 
-def _open_sinks(
-    flow: Flow,
-    graph: FlowGraph,
-    plans: Mapping[OperatorId, OperatorPlan],
-    recovered: Recovered,
-    metadata: MetadataStore,
-) -> dict[SinkId, Epoch]:
-    """Open every sink, undo what it published of a history that was given up, and say how far each one is."""
-    newest = recovered.manifests[-1].epoch if recovered.manifests else NO_EPOCH
-    recorded = metadata.published()
-    published: dict[SinkId, Epoch] = {}
+def _open_sinks(flow: Flow, graph: FlowGraph, plans: Mapping[OperatorId, OperatorPlan]) -> None:
+    """Open every sink: before the way back is chosen, because how far they have published decides it."""
     for node in graph.sinks:
-        sink: Sink = flow.sinks[node.sink]
-        sink.open(
+        flow.sinks[node.sink].open(
             SinkContext(
                 flow=graph.flow,
                 operator=node.operator,
@@ -287,22 +295,17 @@ def _open_sinks(
                 schema_ipc=plans[node.operator].schema_ipc,
             )
         )
+
+
+def _settle_sinks(flow: Flow, graph: FlowGraph, recovered: Recovered, metadata: MetadataStore) -> dict[SinkId, Epoch]:
+    """Undo what sinks published of a history that was given up, and say how far each one is."""
+    newest = recovered.manifests[-1].epoch if recovered.manifests else NO_EPOCH
+    recorded = metadata.published()
+    published: dict[SinkId, Epoch] = {}
+    for node in graph.sinks:
+        sink: Sink = flow.sinks[node.sink]
         ahead = sink.published() or NO_EPOCH
-        if ahead > newest == NO_EPOCH:
-            # A wiped or mistyped storage folder must never empty a table.
-            raise RecoveryError(
-                f"sink {node.sink} holds what this flow published up to epoch {ahead}, "
-                "but the storage has no checkpoint of it",
-                next_step="check the storage option; to start over, empty the sink's target or name another",
-                flow=graph.flow,
-            )
         if ahead > newest:
-            if not sink.can_rewind:
-                raise RecoveryError(
-                    f"sink {node.sink} has published epoch {ahead}, but the flow goes back to epoch {newest}",
-                    next_step="this sink cannot take rows back: empty its target, or restore a later checkpoint",
-                    flow=graph.flow,
-                )
             log.warning("sink_rewound", flow=graph.flow, sink=node.sink, published=ahead, to=newest)
             sink.rewind(newest)
             ahead = newest

@@ -128,15 +128,21 @@ class SparklessFlow:
         }
         self.metadata = SqliteMetadata(self.layout.metadata)
         self.snapshots = LocalSnapshotStore(self.layout)
+        wiring._open_sinks(self._flow, self.graph, plans)
         self.recovered: Recovered = Recovery(
-            graph=self.graph, plans=plans, layout=self.layout, snapshots=self.snapshots, metadata=self.metadata
+            graph=self.graph,
+            plans=plans,
+            layout=self.layout,
+            snapshots=self.snapshots,
+            metadata=self.metadata,
+            sinks=self._flow.sinks,
         ).recover()
-        published = wiring._open_sinks(self._flow, self.graph, plans, self.recovered, self.metadata)
+        published = wiring._settle_sinks(self._flow, self.graph, self.recovered, self.metadata)
         sweep_spark_dirs(self.layout, self.recovered.spark_dirs)
         last_epoch = wiring._highest_epoch(
             self.metadata, self.recovered, [*self.snapshots.epochs(), self.sink.highest()]
         )
-        pending = wiring._pending(self.metadata, self.recovered)
+        pending = wiring._pending(self.metadata, self.recovered, self.snapshots.generations())
         self.janitor = Janitor(snapshots=self.snapshots, channels=self.recovered.channels)
         self.operators: dict[OperatorId, OperatorService] = {}
         for node in self.graph.operators:
@@ -183,6 +189,11 @@ class SparklessFlow:
         for service in self.operators.values():
             service.start()
         self.coordinator.start(pending)
+        # The first thing a query does is to run again what it had planned and not committed.
+        for operator in self.graph.names:
+            spark = SparkDir(self.spark_dir(operator), subtasks=1)
+            if spark.planned(spark.committed + 1) is not None:
+                self.step(operator)
 
     def _notify(self, event: CoordinatorEvent) -> None:
         self.coordinator.notify(event)

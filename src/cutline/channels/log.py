@@ -29,6 +29,8 @@ class ChannelLog:
         self.lineage = lineage
         #: Visible entries, ascending and gap-free; the first is above START once the log was truncated.
         self._entries: list[Entry] = []
+        #: Barriers that a power cut could take, oldest first.
+        self._unsynced: list[Path] = []
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Entry], None]] = []
 
@@ -60,11 +62,21 @@ class ChannelLog:
         )
 
     def _accept(self, entry: Entry) -> None:
-        if self._entries and entry.seq != self._entries[-1].seq + 1:
-            raise DamagedRecordError(
-                f"log has a hole between {self._entries[-1].seq} and {entry.seq}", channel=self.operator
-            )
+        problem = self._gap_before(entry)
+        if problem:
+            raise DamagedRecordError(problem, channel=self.operator)
         self._entries.append(entry)
+
+    def _gap_before(self, entry: Entry) -> str | None:
+        """Why an entry cannot follow the newest one; None when it can. Batches are gap-free like the entries."""
+        if not self._entries:
+            return None
+        newest = self._entries[-1]
+        if entry.seq != newest.seq + 1:
+            return f"log has a hole between {newest.seq} and {entry.seq}"
+        if entry.batch != newest.batch + isinstance(entry, DataEntry):
+            return f"entry {entry.seq} is of batch {entry.batch}, the one before it of batch {newest.batch}"
+        return None
 
     # ------------------------------------------------------------------ reading
 
@@ -136,7 +148,7 @@ class ChannelLog:
     def append(self, entry: Entry) -> None:
         """Create the entry, then tell the listeners. The caller is the channel's only writer.
 
-        A data entry is durable on return. A barrier is so only after ``sync_barrier``: the barriers behind it need not
+        A data entry is durable on return. A barrier is so only after ``sync_barriers``: the barriers behind it need not
         wait for the disk, because a cut counts only once its operator has acknowledged it.
         """
         if entry.seq != self.end or entry.generation != self.lineage.generation:
@@ -145,7 +157,13 @@ class ChannelLog:
                 f"of generation {self.lineage.generation}",
                 channel=self.operator,
             )
+        with self._lock:
+            gap = self._gap_before(entry)
+        if gap:
+            raise InvariantViolation(gap, channel=self.operator)
         path = codec.entry_path(self.folder, entry.generation, entry.seq)
+        if isinstance(entry, DataEntry):
+            self.sync_barriers()
         if not durable.create(path, codec.encode(entry), sync=isinstance(entry, DataEntry)):
             raise FencedError(
                 "somebody else has written to this channel in this generation",
@@ -153,17 +171,27 @@ class ChannelLog:
                 channel=self.operator,
                 generation=entry.generation,
             )
+        if isinstance(entry, BarrierEntry):
+            self._unsynced.append(path)
         with self._lock:
             self._accept(entry)
             listeners = list(self._listeners)
         for listener in listeners:
             listener(entry)
 
-    def sync_barrier(self, seq: Position) -> None:
-        """Make a barrier survive a power cut; called before its cut is acknowledged."""
-        path = codec.entry_path(self.folder, self.lineage.owner(seq), seq)
-        durable.fsync_file(path)
-        durable.fsync_dir(path.parent)
+    def sync_barriers(self) -> None:
+        """Make every barrier written so far survive a power cut: called before a cut is acknowledged.
+
+        And before a data entry is written: an entry is durable only if all those before it are.
+        """
+        while self._unsynced:
+            path = self._unsynced[0]
+            with contextlib.suppress(FileNotFoundError):  # truncated
+                durable.fsync_file(path)
+                durable.fsync_dir(path.parent)
+            # Two threads may sync the same one; only after that it is gone from the list.
+            with contextlib.suppress(ValueError):
+                self._unsynced.remove(path)
 
     def truncate(self, below: Position) -> Sequence[DataEntry]:
         """Delete entries below a position and their segments; returns the data entries that went.

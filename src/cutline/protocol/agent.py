@@ -158,20 +158,22 @@ class Agent:
         if self._is_uncut(epoch) and epoch > self._last_cut and epoch not in self._aligning:
             self._aligning[epoch] = _Alignment(since_ms=now_ms, limit_ms=limit_ms)
 
-    def _batch_appended(self, event: BatchAppended) -> None:
-        if event.batch <= self.last_batch:
-            return  # Spark re-ran a batch whose entry is in the log already.
-        if event.batch != self.last_batch + 1:
-            raise InvariantViolation(
-                f"batch {event.batch} was appended after batch {self.last_batch}", operator=self.operator
-            )
+    def check(self, event: BatchAppended) -> None:
+        """Raise if this batch must not be appended: out of order, or read past the gate. To be asked before it is."""
+        if event.batch > self.last_batch + 1:
+            raise InvariantViolation(f"batch {event.batch} comes after batch {self.last_batch}", operator=self.operator)
         for channel, position in event.positions.items():
             admit = self._gate(channel).admit()
-            if position > admit:
+            if position > admit and event.batch > self.last_batch:
                 raise InvariantViolation(
                     f"batch {event.batch} read {channel} up to {position}, the gate stands at {admit}",
                     operator=self.operator,
                 )
+
+    def _batch_appended(self, event: BatchAppended) -> None:
+        self.check(event)
+        if event.batch <= self.last_batch:
+            return  # Spark re-ran a batch whose entry is in the log already.
         self.last_batch = event.batch
         self._positions.update(event.positions)
 

@@ -298,6 +298,9 @@ class Coordinator:
         # What a later complete epoch covers is of no use any more.
         for earlier in [p for p in self._pending.values() if p.epoch < number]:
             if _expires(earlier):
+                # Whoever waits for it gets what they asked for, and more, from this one.
+                self._awaiting_publication.update(dict.fromkeys(earlier.requests, number))
+                earlier.requests.clear()
                 actions += self._abort(earlier, f"subsumed by epoch {number}")
         actions += self._store_next_manifest()
         actions += self._publish(now_ms)

@@ -18,6 +18,7 @@ class InputGate:
     def __init__(self, read_up_to: Position = START) -> None:
         #: After the last entry with rows that has appeared, and never below what was read before this gate was made.
         self.end: Position = read_up_to
+        self._read_before = read_up_to
         #: Next sequence number expected; logs are gap-free, so anything below was seen before. None: nothing seen yet,
         #: and the log may begin anywhere, since it may have been truncated.
         self._next_seq: Position | None = None
@@ -32,6 +33,8 @@ class InputGate:
     def barrier_appeared(self, seq: Position, epoch: Epoch, *, is_uncut: bool) -> None:
         """A barrier is in the log; ``is_uncut``: it is open and this operator has yet to cut for it."""
         if self._is_new(seq) and is_uncut:
+            if seq < self._read_before:
+                raise InvariantViolation(f"the barrier at {seq} was read past without a cut", epoch=epoch)
             self._uncut[epoch] = self.end
 
     def _is_new(self, seq: Position) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cutline.errors import InvariantViolation
 from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
 from cutline.protocol.commit import CommitPermit
 from cutline.protocol.messages import CommitSink
@@ -94,6 +95,12 @@ class Publisher:
                 continue
             epoch = complete[following]
             before = complete[following - 1] if following else None
+            if state.published < epoch.previous_epoch and (before is None or before.epoch != epoch.previous_epoch):
+                raise InvariantViolation(
+                    f"epoch {epoch.epoch} follows epoch {epoch.previous_epoch}, which is gone and was not published",
+                    sink=sink,
+                    published=state.published,
+                )
             state.committing, state.retry_at_ms = epoch.epoch, None
             actions.append(CommitSink(permit=self._permit(sink, state, epoch, before), attempt=state.attempt))
         return actions

@@ -35,6 +35,7 @@ from cutline.protocol.messages import (
     CoordinatorAction,
     CoordinatorEvent,
     InjectBarrier,
+    ManifestRefused,
     ManifestStored,
     OperatorAck,
     OperatorAcked,
@@ -82,6 +83,7 @@ class CoordinatorService:
         self._events: queue.SimpleQueue[CoordinatorEvent | None] = queue.SimpleQueue()
         self._requests: dict[str, Future[Epoch]] = {}
         self._requests_made = 0
+        self._is_stopped = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="cutline-coordinator", daemon=True)
 
@@ -95,6 +97,7 @@ class CoordinatorService:
     def stop(self) -> None:
         """Begin no more epochs and end the thread; pending epochs are found again by the next start."""
         with self._lock:
+            self._is_stopped = True
             self._perform_all(self._core.stop_triggering(now_ms=now_ms()))
         self._events.put(None)
         if self._thread.is_alive():
@@ -109,6 +112,9 @@ class CoordinatorService:
         """Ask for a checkpoint; the future gives its epoch once it is complete and published everywhere."""
         future: Future[Epoch] = Future()
         with self._lock:
+            if self._is_stopped:
+                future.cancel()
+                return future
             self._requests_made += 1
             request = f"r{self._requests_made}"
             self._requests[request] = future
@@ -225,6 +231,11 @@ class CoordinatorService:
 
     def _store_manifest(self, action: StoreManifest) -> CoordinatorEvent:
         manifest = self._manifest(action)
+        for name, cut in manifest.channels.items():
+            for consumer, flight in cut.in_flight.items():
+                if flight.first > cut.barrier:  # never seen; a cut like this must not become a checkpoint
+                    reason = f"{consumer} had read {name} up to {flight.first}, past the barrier at {cut.barrier}"
+                    return ManifestRefused(epoch=action.epoch, reason=reason)
         crashpoint("before-manifest")
         if not self._snapshots.store_manifest(manifest):
             holder = self._snapshots.load_manifest(action.epoch)

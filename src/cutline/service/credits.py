@@ -24,10 +24,11 @@ class Credits:
         self._paused = False
         self._stopped = False
         self._waiting = False
+        self._in_batch = False
         self._changed = threading.Condition()
 
-    def wait_for_room(self) -> None:
-        """Return when a batch may run; raise StopAtBoundary when it never will."""
+    def begin_batch(self) -> None:
+        """Return when a batch may run, which then counts as running; raise StopAtBoundary when it never will."""
         with self._changed:
             self._waiting = True
             try:
@@ -36,6 +37,15 @@ class Credits:
                 self._waiting = False
             if self._stopped:
                 raise StopAtBoundary
+            self._in_batch = True
+
+    def end_batch(self) -> None:
+        with self._changed:
+            self._in_batch = False
+
+    def is_in_batch(self) -> bool:
+        with self._changed:
+            return self._in_batch
 
     def _has_room(self) -> bool:
         if not self._consumed:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Mapping
 
 from cutline.channels.log import ChannelLog
-from cutline.errors import CutlineError
 from cutline.ids import Epoch, OperatorId, Position
 from cutline.logs import get_logger
 from cutline.ports import Manifest, SnapshotStore
@@ -48,7 +47,7 @@ class Janitor:
         while (min_epoch := self._requests.get()) is not None:
             try:
                 self.collect(min_epoch)
-            except (CutlineError, OSError):  # nothing is lost by keeping too much; the next round tries again
+            except Exception:  # nothing is lost by keeping too much; the next round tries again
                 log.warning("collection_failed", min_epoch=min_epoch, exc_info=True)
 
     def collect(self, min_epoch: Epoch) -> None:

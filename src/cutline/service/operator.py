@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import assert_never
 
+from cutline import durable
 from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry, DataEntry, Entry
 from cutline.channels.log import ChannelLog
@@ -100,7 +101,6 @@ class OperatorService:
             completed_batch=completed_batch,
         )
         self._thread = threading.Thread(target=self._run, name=f"cutline-{operator}", daemon=True)
-        self.is_in_batch = False
         self.rows_total = 0
         self.batches_total = 0
         self.last_batch_ms = 0.0
@@ -175,15 +175,15 @@ class OperatorService:
             # Its entry is in the log. The plan runs all the same, to its end: that is what rebuilds the state.
             batch.run_to_end()
             return
-        self.credits.wait_for_room()
-        self.is_in_batch = True
+        self.credits.begin_batch()
         started = time.perf_counter()
         try:
+            positions = dict(batch.positions())
             tasks = batch.stage(self._job(batch.batch))
             crashpoint("after-stage", self.operator)
-            self._append(batch, tasks)
+            self._append(batch.batch, positions, tasks)
         finally:
-            self.is_in_batch = False
+            self.credits.end_batch()
         self.last_batch_ms = (time.perf_counter() - started) * 1000
 
     def _job(self, batch: BatchId) -> StageJob:
@@ -197,35 +197,49 @@ class OperatorService:
             stagers={name: sink.stager() for name, sink in self._sinks.items()},
         )
 
-    def _append(self, batch: StreamingBatch, tasks: list[StagedTask]) -> None:
+    def _append(self, batch: BatchId, positions: dict[OperatorId, Position], tasks: list[StagedTask]) -> None:
         rows = sum(task.rows for task in tasks)
         staged = {
             name: StagedBatch(
                 generation=self._generation,
-                batch=batch.batch,
+                batch=batch,
                 rows=rows,
                 bytes=sum(int(piece.get("size_bytes", 0)) for task in tasks for piece in task.pieces.get(name, ())),
                 pieces=[piece for task in tasks for piece in task.pieces.get(name, ())],
             )
             for name in self._sinks
         }
+        segments = [task.segment for task in tasks if task.segment]
+        if segments:
+            durable.fsync_dir(codec.data_dir(self.channel.folder))  # executors have synced the files themselves
+        event = BatchAppended(batch=batch, positions=positions)
         with self._lock:
-            entry = DataEntry(
-                seq=self.channel.end,
-                generation=self._generation,
-                batch=batch.batch,
-                rows=rows,
-                segments=[task.segment for task in tasks if task.segment],
-                staged={name: value for name, value in staged.items() if value.pieces},
-                positions=dict(batch.positions()),
-            )
-            self.channel.append(entry)
-            crashpoint("after-append", self.operator)
-            event = BatchAppended(batch=entry.batch, positions=entry.positions)
-            self._perform(self._agent.handle(event, now_ms=now_ms()))
+            try:
+                # Before the entry exists: afterwards a re-run would take the batch for done.
+                self._agent.check(event)
+                self.channel.append(
+                    DataEntry(
+                        seq=self.channel.end,
+                        generation=self._generation,
+                        batch=batch,
+                        rows=rows,
+                        segments=segments,
+                        staged={name: value for name, value in staged.items() if value.pieces},
+                        positions=positions,
+                    )
+                )
+                crashpoint("after-append", self.operator)
+                self._perform(self._agent.handle(event, now_ms=now_ms()))
+            except BaseException as error:
+                # The agent has decided what could not be done. Only a start from the logs makes them agree again.
+                self._on_fatal(error)
+                raise
+            waits = self._agent.next_deadline_ms() is not None
+        if waits:
+            self.post(TimePassed())  # the operator's thread may sleep without knowing of the new deadline
         self.rows_total += rows
         self.batches_total += 1
-        self._report_consumed(entry.positions)
+        self._report_consumed(positions)
 
     def _report_consumed(self, positions: Mapping[OperatorId, Position]) -> None:
         for name, position in positions.items():

@@ -19,7 +19,7 @@ from cutline.channels.segments import crc32_of
 from cutline.crashpoints import crashpoint
 from cutline.errors import CutlineError, DamagedRecordError, FencedError, FlowDefinitionError, RecoveryError
 from cutline.graph import FlowGraph
-from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Generation, OperatorId, Position
+from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
 from cutline.logs import get_logger
 from cutline.ports import (
@@ -28,6 +28,7 @@ from cutline.ports import (
     MetadataStore,
     OperatorPlan,
     OperatorRecord,
+    Sink,
     SnapshotStore,
     Spans,
 )
@@ -68,7 +69,10 @@ class Recovery:
         layout: Layout,
         snapshots: SnapshotStore,
         metadata: MetadataStore,
+        sinks: Mapping[SinkId, Sink] | None = None,
     ) -> None:
+        """``sinks`` are open: how far they have published decides which ways back there are."""
+        self._sinks = sinks or {}
         self._graph = graph
         self._plans = plans
         self._layout = layout
@@ -86,12 +90,13 @@ class Recovery:
         manifests = self._live_manifests(generations)
         known = [manifest.generation for manifest in manifests] + ([current.generation] if current else [])
         generation = self._metadata.next_generation(Generation(max(known, default=0) + 1))
+        self._refuse_to_empty_sinks(manifests)
         if current is None and not self._had_checkpoints():
             return self._fresh(generation, "first start of this flow")
         if current is not None:
             channels = self._live_channels(current, manifests)
             # Sinks may have published an epoch that cannot be read: going on past it would publish its batches again.
-            if channels is not None and not self._unreadable_after(manifests):
+            if channels is not None and not self._unreadable_after(manifests) and not self._sinks_ahead(manifests):
                 return self._resume(generation, current, channels, manifests)
         return self._from_checkpoint(generation, manifests)
 
@@ -103,7 +108,7 @@ class Recovery:
         for epoch in self._snapshots.epochs():
             try:
                 manifests[epoch] = self._snapshots.load_manifest(epoch)
-            except CutlineError as error:
+            except (CutlineError, OSError) as error:
                 self._problem(f"epoch {epoch}: {error}")
                 self._unreadable.append(epoch)
         incarnations = [
@@ -118,6 +123,36 @@ class Recovery:
     def _unreadable_after(self, manifests: list[Manifest]) -> bool:
         newest = manifests[-1].epoch if manifests else NO_EPOCH
         return any(epoch > newest for epoch in self._unreadable)
+
+    def _sinks_ahead(self, manifests: list[Manifest]) -> bool:
+        """Whether a sink has published what the records no longer know: going on would leave a gap or a repetition."""
+        newest = manifests[-1].epoch if manifests else NO_EPOCH
+        ahead = {name: sink.published() or NO_EPOCH for name, sink in self._sinks.items()}
+        for name, epoch in ahead.items():
+            if epoch > newest:
+                self._problem(f"sink {name} has published epoch {epoch}, the newest readable checkpoint is {newest}")
+        return any(epoch > newest for epoch in ahead.values())
+
+    def _refuse_to_empty_sinks(self, manifests: list[Manifest]) -> None:
+        """A wiped or mistyped storage folder must never empty a table."""
+        for name, sink in self._sinks.items():
+            if not manifests and sink.published() is not None:
+                raise RecoveryError(
+                    f"sink {name} holds what this flow published up to epoch {sink.published()}, "
+                    "but the storage has no readable checkpoint of it",
+                    next_step="check the storage option; to start over, empty the sink's target or name another",
+                    flow=self._graph.flow,
+                )
+
+    def _refuse_to_pass_fixed_sinks(self, epoch: Epoch) -> None:
+        for name, sink in self._sinks.items():
+            published = sink.published() or NO_EPOCH
+            if published > epoch and not sink.can_rewind:
+                raise RecoveryError(
+                    f"sink {name} has published epoch {published}, but the flow can only go back to epoch {epoch}",
+                    next_step="this sink cannot take rows back: empty its target, or mend the later checkpoint",
+                    flow=self._graph.flow,
+                )
 
     def _had_checkpoints(self) -> bool:
         """Whether anybody knows of a complete epoch, be it only the history."""
@@ -163,7 +198,7 @@ class Recovery:
         for operator in self._graph.names:
             try:
                 channel = ChannelLog.open(operator, self._layout.channel(operator), _lineage(current.lineage[operator]))
-            except CutlineError as error:
+            except (CutlineError, OSError) as error:
                 self._problem(f"{operator}: {error}")
                 healthy = False
                 continue
@@ -172,7 +207,7 @@ class Recovery:
             for problem in self._snapshots.live_damage(folder, channel.last_batch):
                 self._problem(f"{operator}: {problem}")
                 healthy = False
-        for problem in _missing_ends(channels, manifests):
+        for problem in [*_missing_ends(channels, manifests), *_missing_segments(channels)]:
             self._problem(problem)
             healthy = False
         return channels if healthy else None
@@ -234,11 +269,12 @@ class Recovery:
             try:
                 snapshots = self._verified_records(manifest)
                 channels = self._forked_channels(manifest, generation)
-            except CutlineError as error:
+                for operator, record in snapshots.items():
+                    self._snapshots.restore(record, self._layout.spark_checkpoint_dir(operator, generation))
+            except (CutlineError, OSError) as error:
                 self._problem(f"epoch {manifest.epoch} cannot be used: {error}")
                 continue
-            for operator, record in snapshots.items():
-                self._snapshots.restore(record, self._layout.spark_checkpoint_dir(operator, generation))
+            self._refuse_to_pass_fixed_sinks(manifest.epoch)
             crashpoint("restore-dirs-built")
             return self._enter(
                 generation=generation,
@@ -368,6 +404,20 @@ def _missing_ends(channels: Mapping[OperatorId, ChannelLog], manifests: list[Man
         for name, position in channel.last_positions.items():
             if name in channels and position > channels[name].end:
                 problems.append(f"{name}: log ends at {channels[name].end}, but {consumer} has read up to {position}")
+    return problems
+
+
+def _missing_segments(channels: Mapping[OperatorId, ChannelLog]) -> list[str]:
+    """Segments that a consumer has yet to read and that are gone or cut short."""
+    problems = []
+    for name, channel in channels.items():
+        reads = [other.last_positions.get(name) for other in channels.values()]
+        unread_from = min((position for position in reads if position is not None), default=START)
+        for entry in channel.data_entries(unread_from):
+            for segment in entry.segments:
+                path = data_dir(channel.folder) / segment.name
+                if not path.is_file() or path.stat().st_size != segment.size_bytes:
+                    problems.append(f"{name}: segment {segment.name} of batch {entry.batch} is gone or cut short")
     return problems
 
 

@@ -31,6 +31,8 @@ from cutline.service.supervisor import Supervisor
 log = get_logger(__name__)
 
 _LOOK_SECONDS = 0.02
+#: How long a stop waits for batches under way before it cancels them.
+_BATCH_SECONDS = 30.0
 _STATUS_SECONDS = 0.25
 #: How many past checkpoints the status shows.
 _HISTORY_SHOWN = 20
@@ -70,6 +72,9 @@ class RunningFlow:
         self._engine = engine
         self._metadata = metadata
         self._release_lock = release_lock
+        #: Nothing runs any more.
+        self._is_over = threading.Event()
+        #: And everything is let go: the same flow may be started again.
         self._ended = threading.Event()
         self._failure: BaseException | None = None
         self._paused = False
@@ -155,7 +160,7 @@ class RunningFlow:
     def _state(self) -> str:
         if self._failure is not None:
             return "failed"
-        if self._ended.is_set():
+        if self._is_over.is_set():
             return "stopped"
         return "paused" if self._paused else "running"
 
@@ -232,15 +237,20 @@ class RunningFlow:
 
         ``drain=True`` first processes everything under way and publishes it with a last checkpoint.
         """
-        if drain and not self._ended.is_set():
-            self.pause()
-            self.trigger_checkpoint()
-        self._shut_down()
+        try:
+            if drain and not self._ended.is_set():
+                if not self.pause():
+                    raise CheckpointFailedError(
+                        "the flow was not drained in time", next_step="what is under way is kept", flow=self.name
+                    )
+                self.trigger_checkpoint()
+        finally:
+            self._shut_down()
 
     # ------------------------------------------------------------------ inside
 
     def _is_drained(self) -> bool:
-        return all(s.credits.is_drained() and not s.is_in_batch for s in self._operators.values())
+        return all(s.credits.is_drained() and not s.credits.is_in_batch() for s in self._operators.values())
 
     def _wait(self, condition: Callable[[], bool], seconds: float | None) -> bool:
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -261,32 +271,49 @@ class RunningFlow:
         with self._stop_lock:
             if self._ended.is_set():
                 return
-            for supervisor in self._supervisors.values():
-                supervisor.begin_stop()
-            self._engine.begin_stop()
-            for service in self._operators.values():
-                service.credits.stop()
-            # Batches under way are finished: their queries then wait at the boundary, where stopping loses nothing.
-            deadline = time.monotonic() + 30
-            while any(service.is_in_batch for service in self._operators.values()) and time.monotonic() < deadline:
-                time.sleep(_LOOK_SECONDS)
-            for supervisor in self._supervisors.values():
-                supervisor.stop()
-            self._coordinator.stop()
-            for service in self._operators.values():
-                service.stop()
-            self._janitor.stop()
+            # Each step on its own: a JVM that is gone must not keep the rest from being let go.
+            for step in self._steps_down():
+                try:
+                    step()
+                except Exception:
+                    log.warning("stopping_was_rough", flow=self.name, exc_info=True)
             self._ended.set()
-            self._last_history = self._metadata.history(_HISTORY_KEPT)
-            self._last_status = self.status()
-            self._publish_status()
-            self._engine.close()
-            self._metadata.close()
-            self._release_lock()
             log.info("flow_stopped", flow=self.name)
 
+    def _steps_down(self) -> list[Callable[[], object]]:
+        return [
+            *(supervisor.begin_stop for supervisor in self._supervisors.values()),
+            self._engine.begin_stop,
+            *(service.credits.stop for service in self._operators.values()),
+            self._wait_for_batches,
+            *(supervisor.stop for supervisor in self._supervisors.values()),
+            self._coordinator.stop,
+            *(service.stop for service in self._operators.values()),
+            self._janitor.stop,
+            self._write_last_status,
+            self._engine.close,
+            self._metadata.close,
+            self._release_lock,
+        ]
+
+    def _wait_for_batches(self) -> None:
+        """Batches under way are finished: their queries then wait at the boundary, where stopping loses nothing."""
+        deadline = time.monotonic() + _BATCH_SECONDS
+        while any(service.credits.is_in_batch() for service in self._operators.values()):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_SECONDS)
+
+    def _write_last_status(self) -> None:
+        self._is_over.set()
+        if self._status_thread.is_alive():
+            self._status_thread.join(timeout=10)
+        self._last_history = self._metadata.history(_HISTORY_KEPT)
+        self._last_status = self.status()
+        self._publish_status()
+
     def _write_status(self) -> None:
-        while not self._ended.wait(_STATUS_SECONDS):
+        while not self._is_over.wait(_STATUS_SECONDS):
             try:
                 self._publish_status()
             except Exception:  # watching must never hurt the flow

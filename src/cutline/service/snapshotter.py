@@ -139,7 +139,7 @@ class Snapshotter:
         pinned = time.perf_counter()
         crashpoint("after-pin", self._operator)
         barrier = self._barrier_of(action.epoch)
-        self._channel.sync_barrier(barrier)
+        self._channel.sync_barriers()
         subtasks, shared = self._snapshots.store_files(pin)
         record = OperatorRecord(
             flow=self._flow,

@@ -72,6 +72,13 @@ class Supervisor:
             self._thread.join(timeout=10)
 
     def _watch(self) -> None:
+        try:
+            self._keep_running()
+        except Exception as error:  # noqa: BLE001 (a dead JVM shows itself here first, in whatever form)
+            if not self._stopping.is_set():
+                self._on_fatal(error)
+
+    def _keep_running(self) -> None:
         failures, last_batches = 0, -1
         while not self._stopping.wait(_LOOK_SECONDS):
             query = self._query

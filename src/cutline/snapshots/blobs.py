@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -45,7 +46,10 @@ class BlobStore:
         self._lock = threading.Lock()
         durable.make_dir(layout.blobs)
         for number in range(256):
-            layout.blob(f"{number:02x}").parent.mkdir(exist_ok=True)
+            folder = layout.blob(f"{number:02x}").parent
+            folder.mkdir(exist_ok=True)
+            for leftover in folder.glob(".tmp-*"):
+                leftover.unlink(missing_ok=True)
         durable.fsync_dir(layout.blobs)
 
     def store(self, held: Path, path: str) -> tuple[SnapshotFile, int]:
@@ -77,7 +81,7 @@ class BlobStore:
             self._sync(target, digest)
             return False
         except OSError:  # another file system, or one without hard links
-            temp = target.with_name(f".tmp-{digest}")
+            temp = target.with_name(f".tmp-{digest}-{secrets.token_hex(4)}")
             shutil.copyfile(held, temp)
             os.replace(temp, target)
         self._sync(target, digest)
@@ -85,9 +89,12 @@ class BlobStore:
 
     def _sync(self, target: Path, digest: str) -> None:
         """Spark does not sync what it writes; what a checkpoint relies on must survive a power cut."""
-        if digest not in self._synced:
-            durable.fsync_file(target)
-            durable.fsync_dir(target.parent)
+        with self._lock:
+            if digest in self._synced:
+                return
+        durable.fsync_file(target)
+        durable.fsync_dir(target.parent)
+        with self._lock:
             self._synced.add(digest)
 
     def unclaim(self, digests: Iterable[str]) -> None:
@@ -152,13 +159,15 @@ class BlobStore:
         gone = 0
         for folder in self._layout.blobs.iterdir():
             for blob in folder.iterdir():
+                if durable.is_temporary(blob.name):
+                    continue  # being written; what a dead process left is removed at the next start
                 with self._lock:
                     if blob.name in reachable or blob.name in self._claims:
                         continue
+                    self._synced.discard(blob.name)
                     blob.unlink(missing_ok=True)
                 gone += 1
         with self._lock:
             # Inode numbers are reused once a file is gone: what was swept must not be remembered.
             self._known = {identity: d for identity, d in self._known.items() if d in reachable or d in self._claims}
-            self._synced = {digest for digest in self._synced if digest in reachable or digest in self._claims}
         return gone

@@ -26,6 +26,7 @@ from cutline.ports import (
 from cutline.snapshots.blobs import BlobStore
 from cutline.snapshots.closure import closure, last_batches, verify_files
 from cutline.snapshots.relocate import relocate
+from cutline.snapshots.spark_logs import load_offsets
 
 #: Offsets, commits and the like are new in every epoch and tiny: in the record they cost no file and no sync each.
 INLINE_BYTES = 8 << 10
@@ -65,11 +66,13 @@ class LocalSnapshotStore:
             return [f"Spark has committed batch {committed}, the log ends with batch {last_appended}"]
         if not committed <= planned <= committed + 1 or last_appended > planned:
             return [f"Spark has planned batch {planned} and committed {committed}, the log ends with {last_appended}"]
-        if committed == NO_BATCH:
-            return []
         try:
+            if planned > committed:
+                load_offsets(str(spark_checkpoint_dir), planned)
+            if committed == NO_BATCH:
+                return []
             files = closure(spark_checkpoint_dir, committed)
-        except CutlineError as error:
+        except (CutlineError, OSError) as error:
             return [str(error)]
         names = [*files.shared, *(name for subtask in files.subtasks.values() for name in subtask)]
         return verify_files(spark_checkpoint_dir, names, full=False)

@@ -7,7 +7,6 @@ atomically. Every source of every query starts such a process: what this module 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +46,6 @@ class ChannelReader(DataSourceStreamReader):
         self._folder = Path(options["folder"])
         self._gate_path = options["gate"]
         self._parallelism = int(options["parallelism"])
-        self._gate_stamp: tuple[int, int] = (0, 0)
         self._gate: dict[str, Any] = {}
         #: Entries read before; they never change.
         self._entries: dict[int, dict[str, Any]] = {}
@@ -56,6 +54,7 @@ class ChannelReader(DataSourceStreamReader):
         return self._offset(0)
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        self._check(start)
         gate = self._read_gate()
         admit = int(gate["admit"])
         position = int(start["position"])
@@ -70,6 +69,8 @@ class ChannelReader(DataSourceStreamReader):
         return self._offset(end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._check(start)
+        self._check(end)
         first, last = int(start["position"]), int(end["position"])
         segments = [
             (segment["size_bytes"], str(self._folder / "data" / segment["name"]))
@@ -92,13 +93,17 @@ class ChannelReader(DataSourceStreamReader):
     def _offset(self, position: int) -> dict[str, Any]:
         return {"channel": self._channel, "position": position}
 
+    def _check(self, offset: dict[str, Any]) -> None:
+        """Spark knows sources by their place in the plan: when that has changed, offsets come to the wrong one."""
+        if offset["channel"] != self._channel:
+            raise ValueError(
+                f"a position in channel {offset['channel']!r} was given to the reader of {self._channel!r}: "
+                "the operator uses its inputs in another order than before; use them in the old order"
+            )
+
     def _read_gate(self) -> dict[str, Any]:
-        stat = os.stat(self._gate_path)
-        stamp = (stat.st_mtime_ns, stat.st_ino)
-        if stamp != self._gate_stamp:
-            with open(self._gate_path, "rb") as file:
-                self._gate = json.loads(file.read())
-            self._gate_stamp = stamp
+        with open(self._gate_path, "rb") as file:
+            self._gate = json.loads(file.read())
         return self._gate
 
     def _rows_between(self, first: int, end: int) -> Iterator[dict[str, Any]]:

@@ -452,7 +452,7 @@ def test_a_batch_that_spark_runs_again_moves_nothing() -> None:
 
 def test_a_skipped_batch_is_a_bug() -> None:
     me = DrivenAgent("a")
-    with pytest.raises(InvariantViolation, match="batch 1 was appended after batch -1"):
+    with pytest.raises(InvariantViolation, match="batch 1 comes after batch -1"):
         me.tell(BatchAppended(batch=BatchId(1), positions={}))
 
 

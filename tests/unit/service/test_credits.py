@@ -38,7 +38,7 @@ class Waiting:
 
     def _run(self) -> None:
         try:
-            self.credit.wait_for_room()
+            self.credit.begin_batch()
         except StopAtBoundary:
             self.outcome = "stopped"
         else:
@@ -61,9 +61,9 @@ class Waiting:
 
 def test_there_is_room_while_the_channel_holds_less_than_it_may(log: ChannelLog) -> None:
     credit = credits_of(log, LEFT)
-    credit.wait_for_room()
+    credit.begin_batch()
     append_batch(log)
-    credit.wait_for_room()
+    credit.begin_batch()
 
 
 def test_a_full_channel_holds_the_producer_until_its_consumer_has_read(log: ChannelLog) -> None:
@@ -86,10 +86,10 @@ def test_too_many_bytes_hold_the_producer_too(log: ChannelLog) -> None:
 
 def test_one_batch_larger_than_the_channel_gets_through(log: ChannelLog) -> None:
     credit = credits_of(log, LEFT, size_bytes=10)
-    credit.wait_for_room()
+    credit.begin_batch()
     append_batch(log, content=b"x" * 500)
     credit.consumed(LEFT, Position(1))
-    credit.wait_for_room()
+    credit.begin_batch()
 
 
 def test_the_slowest_consumer_decides(log: ChannelLog) -> None:
@@ -107,14 +107,14 @@ def test_barriers_and_empty_entries_take_no_room(log: ChannelLog) -> None:
     append_batch(log, rows=0)
     append_barrier(log, 1)
     append_batch(log, rows=0)
-    credit.wait_for_room()
+    credit.begin_batch()
 
 
 def test_without_consumers_there_is_always_room(log: ChannelLog) -> None:
     credit = credits_of(log, entries=1)
     for _ in range(3):
         append_batch(log)
-    credit.wait_for_room()
+    credit.begin_batch()
     assert credit.is_drained()
     assert credit.backlog() == {}
 
@@ -125,7 +125,7 @@ def test_a_report_that_comes_late_takes_nothing_back(log: ChannelLog) -> None:
         append_batch(log)
     credit.consumed(LEFT, Position(3))
     credit.consumed(LEFT, Position(1))
-    credit.wait_for_room()
+    credit.begin_batch()
     assert credit.is_drained()
 
 
@@ -169,9 +169,9 @@ def test_a_stopped_producer_runs_no_batch_even_with_room(log: ChannelLog) -> Non
     credit = credits_of(log, LEFT)
     credit.stop()
     with pytest.raises(StopAtBoundary):
-        credit.wait_for_room()
+        credit.begin_batch()
     credit.reopen()
-    credit.wait_for_room()
+    credit.begin_batch()
 
 
 def test_a_stop_ends_a_pause(log: ChannelLog) -> None:
@@ -208,5 +208,5 @@ def test_what_was_truncated_away_takes_no_room(log: ChannelLog) -> None:
         append_batch(log)
     credit.consumed(LEFT, Position(3))
     log.truncate(Position(3))
-    credit.wait_for_room()
+    credit.begin_batch()
     assert credit.backlog() == {LEFT: 0}

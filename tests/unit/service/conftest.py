@@ -1,0 +1,11 @@
+"""For the tests of the service."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def every_file_is_a_blob(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots made by hand hold only small files; tests that damage or count blobs want them all as blobs."""
+    monkeypatch.setattr("cutline.snapshots.store.INLINE_BYTES", -1)

@@ -95,10 +95,12 @@ def _start_locked(
     metadata = SqliteMetadata(layout.metadata)
     snapshots = LocalSnapshotStore(layout)
     metrics = Metrics(graph.flow)
-    _open_sinks(flow, graph, plans)
-    recovered = Recovery(
+    recovery = Recovery(
         graph=graph, plans=plans, layout=layout, snapshots=snapshots, metadata=metadata, sinks=flow.sinks
-    ).recover()
+    )
+    recovery.check_definition()
+    _open_sinks(flow, graph, plans)
+    recovered = recovery.recover()
     published = _settle_sinks(flow, graph, recovered, metadata)
     sweep_spark_dirs(layout, recovered.spark_dirs)
 

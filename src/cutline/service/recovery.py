@@ -81,6 +81,12 @@ class Recovery:
         self._problems: list[str] = []
         self._unreadable: list[Epoch] = []
 
+    def check_definition(self) -> None:
+        """Raise if the flow as written now cannot go on from what was stored; to be asked before sinks are opened."""
+        generations = self._snapshots.generations()
+        if generations:
+            self._check_same_flow(generations[-1])
+
     def recover(self) -> Recovered:
         """Bring the flow back. Raises RecoveryError rather than lose anything silently."""
         generations = self._snapshots.generations()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cutline.flow import Flow
-from cutline.ids import Epoch
+from cutline.ids import Epoch, OperatorId
 from cutline.layout import Layout
 from cutline.ports import Manifest
 from cutline.service.running import RunningFlow
@@ -91,8 +91,8 @@ def load_manifest(tmp_path: Path, epoch: Epoch) -> Manifest:
     return LocalSnapshotStore(Layout(tmp_path / "storage", "uneven")).load_manifest(epoch)
 
 
-def rows_of(cut: Any, consumer: str) -> int:
-    return int(cut.in_flight[consumer].rows)
+def in_flight(manifest: Manifest, channel: str, consumer: str) -> int:
+    return manifest.channels[OperatorId(channel)].in_flight[OperatorId(consumer)].rows
 
 
 @pytest.mark.parametrize("mode", ["aligned", "unaligned"])
@@ -119,15 +119,14 @@ def test_one_slow_and_one_fast_input(spark: SparkSession, tmp_path: Path, mode: 
         epoch = checkpoint.result(60)
         after = batches(run, "totals")
         wait_until(lambda: batches(run, "totals") > after)
-        cuts = load_manifest(tmp_path, epoch).channels
-        assert rows_of(cuts["fast"], "totals") == rows_of(cuts["slow"], "totals") == 0
-        assert rows_of(cuts["trickle"], "slow") == 0
+        manifest = load_manifest(tmp_path, epoch)
+        assert in_flight(manifest, "fast", "totals") == in_flight(manifest, "slow", "totals") == 0
+        assert in_flight(manifest, "trickle", "slow") == 0
     else:
         # It cuts at its last finished batch and the rest is recorded as data in flight; nobody waits.
         epoch = checkpoint.result(60)
         assert hold.exists(), "the checkpoint completed while the slow operator stood still"
-        cuts = load_manifest(tmp_path, epoch).channels
-        assert rows_of(cuts["trickle"], "slow") > 0
+        assert in_flight(load_manifest(tmp_path, epoch), "trickle", "slow") > 0
         hold.unlink()
     run.stop()
 
@@ -151,7 +150,7 @@ def test_an_alignment_that_takes_too_long_becomes_unaligned(spark: SparkSession,
     epoch = run.trigger_checkpoint(timeout="60s")
     assert hold.exists()
     manifest = load_manifest(tmp_path, epoch)
-    slow = manifest.operators["slow"]  # type: ignore[index]
+    slow = manifest.operators[OperatorId("slow")]
     assert not slow.aligned
     assert slow.alignment_ms >= 200
     hold.unlink()

@@ -201,8 +201,10 @@ def test_an_operator_that_always_fails_ends_the_flow_with_its_whole_error(spark:
         source = spark.readStream.format("cutline_generator").options(rows=500).load()
 
         def blow(batches: Any) -> Any:
-            raise ValueError("always broken")
-            yield
+            for batch in batches:
+                if batch is not None:
+                    raise ValueError("always broken")
+                yield batch
 
         return source.mapInArrow(blow, source.schema)
 

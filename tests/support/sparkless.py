@@ -244,6 +244,8 @@ class SparklessFlow:
         # "<position>:<count>-<subtask>": the state knows how far it was read, so a state that does not fit shows.
         first, seen = map(int, before.read_text().partition("-")[0].split(":")) if batch else (0, 0)
         log = self.operators[NUMBERS].channel
+        if positions[NUMBERS] > first and log.start > first:
+            raise FileNotFoundError(f"entry {first} was truncated away")
         rows: list[Row] = []
         for entry in log.data_entries(Position(first), Position(positions[NUMBERS])):
             for segment in entry.segments:

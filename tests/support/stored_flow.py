@@ -23,6 +23,7 @@ from cutline.ports import (
     OperatorPlan,
     OperatorRecord,
     PendingRecord,
+    Sink,
     SinkRecord,
     SubtaskRecord,
 )
@@ -79,7 +80,12 @@ class StoredFlow:
 
     # ------------------------------------------------------------------ starting
 
-    def start(self, graph: FlowGraph | None = None, schemas: Mapping[OperatorId, bytes] | None = None) -> Recovered:
+    def start(
+        self,
+        graph: FlowGraph | None = None,
+        schemas: Mapping[OperatorId, bytes] | None = None,
+        sinks: Mapping[SinkId, Sink] | None = None,
+    ) -> Recovered:
         """A new process comes and recovers the flow."""
         graph = graph or self.graph
         self.store = LocalSnapshotStore(self.layout)
@@ -90,6 +96,7 @@ class StoredFlow:
                 layout=self.layout,
                 snapshots=self.store,
                 metadata=metadata,
+                sinks=sinks,
             ).recover()
         newest = [manifest.epoch for manifest in self.recovered.manifests]
         self.previous_epoch = newest[-1] if newest else Epoch(0)

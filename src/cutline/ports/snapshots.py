@@ -165,8 +165,11 @@ class SnapshotStore(Protocol):
         """The exact files of a snapshot after ``batch``."""
         ...
 
-    def live_damage(self, spark_checkpoint_dir: Path, last_appended: BatchId) -> list[str]:
-        """Why a query cannot go on in this folder, given the last batch in its log; empty when it can."""
+    def live_damage(self, spark_checkpoint_dir: Path, last_appended: BatchId, complete: BatchId) -> list[str]:
+        """Why a query cannot go on in this folder, given the last batch in its log; empty when it can.
+
+        ``complete``: the operator's cut batch in the newest complete epoch.
+        """
         ...
 
     # ---- taking

@@ -210,7 +210,7 @@ class Recovery:
                 continue
             channels[operator] = channel
             folder = self._layout.spark_checkpoint_dir(operator, current.spark_dirs[operator])
-            for problem in self._snapshots.live_damage(folder, channel.last_batch):
+            for problem in self._snapshots.live_damage(folder, channel.last_batch, batch_in(manifests, operator)):
                 self._problem(f"{operator}: {problem}")
                 healthy = False
         for problem in [*_missing_ends(channels, manifests), *_missing_segments(channels)]:

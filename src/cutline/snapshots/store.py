@@ -60,8 +60,11 @@ class LocalSnapshotStore:
     def files_of(self, spark_checkpoint_dir: Path, batch: BatchId) -> FileSet:
         return closure(spark_checkpoint_dir, batch)
 
-    def live_damage(self, spark_checkpoint_dir: Path, last_appended: BatchId) -> list[str]:
+    def live_damage(self, spark_checkpoint_dir: Path, last_appended: BatchId, complete: BatchId) -> list[str]:
         planned, committed = last_batches(spark_checkpoint_dir)
+        if committed < complete:
+            # It would run again batches whose input may have been let go of.
+            return [f"Spark has committed batch {committed}, but batch {complete} is part of a checkpoint"]
         if not committed <= last_appended <= committed + 1:
             return [f"Spark has committed batch {committed}, the log ends with batch {last_appended}"]
         if not committed <= planned <= committed + 1 or last_appended > planned:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cutline.errors import InvariantViolation
 from cutline.ids import Epoch, OperatorId
 from cutline.protocol.checkpoint import AckOutcome, EpochState
 from cutline.protocol.messages import (
@@ -708,3 +709,23 @@ def test_after_a_restart_too_many_kept_epochs_go_with_the_next_one() -> None:
     it.complete(4)
     it.publish(4)
     assert it.released_below[-1] == 4
+
+
+def test_whoever_waits_for_a_subsumed_epoch_is_answered_by_the_one_that_covers_it() -> None:
+    it = DrivenCoordinator(max_concurrent=2)
+    it.begin(1)
+    it.complete(2)
+    it.abort_stored(1)
+    it.publish(2)
+    answers = {name: (answer.epoch, answer.completed) for name, answer in it.answers.items()}
+    assert answers == {"r1": (2, True), "r2": (2, True)}
+
+
+def test_an_epoch_whose_predecessor_is_gone_unpublished_is_not_published() -> None:
+    """Its record stages only what came after the missing one: publishing it would leave a gap."""
+    with pytest.raises(InvariantViolation, match="which is gone and was not published"):
+        DrivenCoordinator(
+            complete=[complete_epoch(1, batch=0), complete_epoch(3, batch=4, previous=2)],
+            published={"table": 1, "raw": 1},
+            last_epoch=3,
+        )

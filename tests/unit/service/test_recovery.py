@@ -159,6 +159,13 @@ def test_what_the_old_process_still_writes_is_not_seen(running: StoredFlow) -> N
     assert running.start().channels[ORDERS].last_batch == 3
 
 
+def test_a_flow_whose_last_commit_is_lost_goes_back_to_the_checkpoint_that_has_it(running: StoredFlow) -> None:
+    running.checkpoint(3)
+    (running.spark_dir(TOTALS) / "commits" / "3").unlink()
+    assert (running.start().path, running.recovered.restored_epoch) == ("local", 3)
+    assert running.state_of(TOTALS) == 3
+
+
 def test_a_flow_killed_before_its_first_batch_goes_on(flow: StoredFlow) -> None:
     flow.start()
     assert flow.start().path == "resume"

@@ -135,7 +135,7 @@ def test_a_restored_directory_holds_exactly_the_files_of_the_snapshot(
     assert "commits/1" in restored
     assert "commits/2" not in restored
     assert store.files_of(tmp_path / "restored", BatchId(1)) == store.files_of(spark.root, BatchId(1))
-    assert store.live_damage(tmp_path / "restored", BatchId(1)) == []
+    assert store.live_damage(tmp_path / "restored", BatchId(1), NO_BATCH) == []
 
 
 def test_what_is_restored_from_disk_is_what_was_stored(
@@ -323,30 +323,38 @@ def test_damaged_manifests_and_records_are_found(
 
 
 def test_a_live_directory_is_sound_at_and_just_behind_the_log(store: LocalSnapshotStore, spark: SparkDir) -> None:
-    assert store.live_damage(spark.root, BatchId(2)) == []
+    assert store.live_damage(spark.root, BatchId(2), NO_BATCH) == []
     spark.plan(3)
-    assert store.live_damage(spark.root, BatchId(2)) == []
-    assert store.live_damage(spark.root, BatchId(3)) == []
+    assert store.live_damage(spark.root, BatchId(2), NO_BATCH) == []
+    assert store.live_damage(spark.root, BatchId(3), NO_BATCH) == []
+
+
+def test_a_live_directory_behind_a_checkpoint_is_damaged(store: LocalSnapshotStore, spark: SparkDir) -> None:
+    """Without its last commit Spark would run the batch again, whose input may have been let go of."""
+    assert store.live_damage(spark.root, BatchId(2), BatchId(2)) == []
+    (spark.root / "commits/2").unlink()
+    assert store.live_damage(spark.root, BatchId(2), BatchId(1)) == []
+    assert store.live_damage(spark.root, BatchId(2), BatchId(2))
 
 
 def test_a_live_directory_before_the_first_batch_is_sound(store: LocalSnapshotStore, tmp_path: Path) -> None:
-    assert store.live_damage(tmp_path / "nothing", NO_BATCH) == []
+    assert store.live_damage(tmp_path / "nothing", NO_BATCH, NO_BATCH) == []
     empty = SparkDir(tmp_path / "spark")
     empty.plan(0)
-    assert store.live_damage(empty.root, NO_BATCH) == []
-    assert store.live_damage(empty.root, BatchId(0)) == []
+    assert store.live_damage(empty.root, NO_BATCH, NO_BATCH) == []
+    assert store.live_damage(empty.root, BatchId(0), NO_BATCH) == []
 
 
 @pytest.mark.parametrize("last_appended", [-1, 0, 1, 3, 4, 9])
 def test_a_live_directory_that_does_not_fit_the_log_is_damaged(
     store: LocalSnapshotStore, spark: SparkDir, last_appended: int
 ) -> None:
-    assert store.live_damage(spark.root, BatchId(last_appended))
+    assert store.live_damage(spark.root, BatchId(last_appended), NO_BATCH)
 
 
 def test_a_live_directory_that_is_gone_is_damaged(store: LocalSnapshotStore, tmp_path: Path) -> None:
-    assert store.live_damage(tmp_path / "nothing", BatchId(0))
-    assert store.live_damage(tmp_path / "nothing", BatchId(7))
+    assert store.live_damage(tmp_path / "nothing", BatchId(0), NO_BATCH)
+    assert store.live_damage(tmp_path / "nothing", BatchId(7), NO_BATCH)
 
 
 @pytest.mark.parametrize("name", ["metadata", "offsets/2", "commits/1", "state/0/0/1.delta", "state/0/1/3.delta"])
@@ -354,7 +362,7 @@ def test_a_live_directory_without_one_of_its_files_is_damaged(
     store: LocalSnapshotStore, spark: SparkDir, name: str
 ) -> None:
     (spark.root / name).unlink()
-    assert store.live_damage(spark.root, BatchId(2))
+    assert store.live_damage(spark.root, BatchId(2), NO_BATCH)
 
 
 @pytest.mark.parametrize("name", ["offsets/2", "commits/2"])
@@ -363,9 +371,9 @@ def test_a_live_directory_with_a_broken_record_is_damaged_and_nothing_worse(
     store: LocalSnapshotStore, spark: SparkDir, name: str, content: bytes
 ) -> None:
     (spark.root / name).write_bytes(content)
-    store.live_damage(spark.root, BatchId(2))
+    store.live_damage(spark.root, BatchId(2), NO_BATCH)
     if name == "commits/2" and content != b'v1\n{"\xff":1}':
-        assert store.live_damage(spark.root, BatchId(2))
+        assert store.live_damage(spark.root, BatchId(2), NO_BATCH)
 
 
 # ------------------------------------------------------------------------------------------------- discarding

@@ -1,0 +1,73 @@
+"""An entry survives a power cut only if all entries before it do; batches are gap-free like the entries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cutline import durable
+from cutline.channels import entries as codec
+from cutline.errors import DamagedRecordError, InvariantViolation
+from cutline.ids import BatchId, Position
+from tests.support.channels import append_barrier, append_batch, open_log
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the entries whose content was synced after they were created."""
+    names: list[str] = []
+    original = durable.fsync_file
+
+    def remember(path: Path) -> None:
+        names.append(path.name)
+        original(path)
+
+    monkeypatch.setattr(durable, "fsync_file", remember)
+    return names
+
+
+def test_a_barrier_is_not_synced_before_its_cut_is_acknowledged(tmp_path: Path, synced: list[str]) -> None:
+    log = open_log(tmp_path)
+    append_batch(log)
+    append_barrier(log, 1)
+    assert synced == []
+    log.sync_barriers()
+    assert synced == [codec.entry_name(Position(1))]
+    log.sync_barriers()
+    assert len(synced) == 1
+
+
+def test_barriers_of_aborted_epochs_are_synced_with_the_next_one(tmp_path: Path, synced: list[str]) -> None:
+    log = open_log(tmp_path)
+    append_batch(log)
+    for epoch in (1, 2, 3):
+        append_barrier(log, epoch)
+    log.sync_barriers()
+    assert synced == [codec.entry_name(Position(seq)) for seq in (1, 2, 3)]
+
+
+def test_a_data_entry_makes_the_barriers_before_it_durable_first(tmp_path: Path, synced: list[str]) -> None:
+    log = open_log(tmp_path)
+    append_batch(log)
+    append_barrier(log, 1)
+    append_batch(log)
+    assert synced == [codec.entry_name(Position(1))]
+
+
+def test_a_batch_that_does_not_follow_the_newest_one_is_not_written(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    entry = append_batch(log)
+    with pytest.raises(InvariantViolation, match="of batch 2"):
+        log.append(replace(entry, seq=Position(1), batch=BatchId(2), segments=[]))
+    assert not codec.entry_path(tmp_path, entry.generation, Position(1)).exists()
+
+
+def test_a_log_with_a_missing_batch_is_damaged(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    entry = append_batch(log)
+    wrong = replace(entry, seq=Position(1), batch=BatchId(2), segments=[])
+    durable.create(codec.entry_path(tmp_path, entry.generation, Position(1)), codec.encode(wrong))
+    with pytest.raises(DamagedRecordError, match="is of batch 2"):
+        open_log(tmp_path)

@@ -1,0 +1,59 @@
+"""How far sinks have published decides which ways back there are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cutline.errors import RecoveryError
+from cutline.ids import OperatorId, SinkId
+from cutline.ports import Sink
+from tests.support.memory_sink import MemorySink
+from tests.support.stored_flow import StoredFlow
+
+TABLE = SinkId("table")
+TOTALS = OperatorId("totals")
+
+
+def sink_at(epoch: int, *, can_rewind: bool = True) -> dict[SinkId, Sink]:
+    sink = MemorySink()
+    sink.can_rewind = can_rewind
+    sink.visible = {number: [] for number in range(1, epoch + 1)}
+    return {TABLE: sink}
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> StoredFlow:
+    flow = StoredFlow(tmp_path)
+    flow.start()
+    for epoch in (1, 2):
+        flow.run_all()
+        flow.checkpoint(epoch)
+    flow.run_all()
+    return flow
+
+
+def test_a_sink_that_has_published_the_newest_epoch_lets_the_flow_resume(running: StoredFlow) -> None:
+    assert running.start(sinks=sink_at(2)).path == "resume"
+
+
+def test_a_sink_that_is_ahead_of_the_records_forces_a_restore(running: StoredFlow) -> None:
+    """As when the storage folder was put back from a backup: what was staged since then is gone."""
+    recovered = running.start(sinks=sink_at(9))
+    assert (recovered.path, recovered.restored_epoch) == ("local", 2)
+    assert any("has published epoch 9" in problem for problem in recovered.problems)
+
+
+def test_a_sink_that_cannot_take_rows_back_stops_a_restore_before_anything_is_given_up(running: StoredFlow) -> None:
+    before = running.generations()
+    shutil.rmtree(running.spark_dir(TOTALS))
+    with pytest.raises(RecoveryError, match="cannot take rows back"):
+        running.start(sinks=sink_at(9, can_rewind=False))
+    assert running.generations() == before, "no generation was entered"
+
+
+def test_an_empty_storage_folder_never_empties_a_table(tmp_path: Path) -> None:
+    with pytest.raises(RecoveryError, match="no readable checkpoint"):
+        StoredFlow(tmp_path / "mistyped").start(sinks=sink_at(3))

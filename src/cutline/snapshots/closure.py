@@ -38,13 +38,13 @@ def closure(spark_checkpoint_dir: Path, batch: BatchId) -> FileSet:
     """The exact files from which a fresh directory starts at ``batch`` + 1.
 
     Only files of that history: never a checksum, a temporary file, or what a later batch or a failed try left.
-    A stateless query has the one subtask 0, without files. ``NO_BATCH``: nothing at all.
+    A stateless query has the one subtask 0, without files. ``NO_BATCH``: where its sources began, if noted.
     Raises DamagedRecordError (path, batch) if the batch was not committed or a file it needs is not there.
     The tables (SSTs) that a RocksDB snapshot names are listed unseen; ``verify_files`` looks at them.
     """
-    if batch == NO_BATCH:
-        return FileSet(batch=batch, subtasks={}, shared=[])
     root = os.fspath(spark_checkpoint_dir)
+    if batch == NO_BATCH:
+        return FileSet(batch=batch, subtasks={}, shared=_beginnings(root))
     commits = CommitLog(root)
     commit = commits.load(batch)
     offsets = load_offsets(root, batch)
@@ -59,6 +59,25 @@ def closure(spark_checkpoint_dir: Path, batch: BatchId) -> FileSet:
         shared=shared + state.shared,
         watermark_ms=commit.next_batch_watermark_ms,
     )
+
+
+def _beginnings(root: str) -> list[str]:
+    """Where sources noted that they begin: one that begins at "latest" must not begin at a later "latest" again."""
+    try:
+        folders = sorted(os.listdir(f"{root}/sources"))
+    except FileNotFoundError:
+        return []
+    noted = []
+    for folder in folders:
+        name = f"sources/{folder}/0"
+        try:
+            with open(f"{root}/{name}", "rb") as file:
+                is_list_of_files = b'{"path"' in file.read()  # a file source's log: it is made anew
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if not is_list_of_files:
+            noted.append(name)
+    return ["metadata", *noted] if noted and os.path.exists(f"{root}/metadata") else noted
 
 
 def last_batches(spark_checkpoint_dir: Path) -> tuple[BatchId, BatchId]:

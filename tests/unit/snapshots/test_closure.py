@@ -123,6 +123,14 @@ def test_before_the_first_batch_nothing_is_needed(spark_dir: SparkDir) -> None:
     assert closure(spark_dir.root, NO_BATCH) == FileSet(batch=NO_BATCH, subtasks={}, shared=[])
 
 
+def test_before_the_first_batch_it_keeps_where_the_sources_began(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text("{}")
+    for folder, content in {"0": 'v1\n{"topic":{"0":42}}', "1": 'v1\n{"path":"file:///in/a.json"}'}.items():
+        (tmp_path / "sources" / folder).mkdir(parents=True)
+        (tmp_path / "sources" / folder / "0").write_text(content)
+    assert closure(tmp_path, NO_BATCH).shared == ["metadata", "sources/0/0"]
+
+
 def test_a_stateless_query_needs_its_last_two_batches_and_has_one_subtask(spark_dir: SparkDir) -> None:
     spark_dir.batches(9)
     files = at(spark_dir, 5)

@@ -19,8 +19,9 @@ from cutline.service.recovery import Recovery, batch_in, sweep_spark_dirs
 from cutline.snapshots.store import LocalSnapshotStore
 from tests.support.channels import append_batch, open_log
 from tests.support.killing import is_killed_at
+from tests.support.memory_sink import MemorySink
 from tests.support.spark_dirs import content_of
-from tests.support.stored_flow import ORDERS, TOTALS, StoredFlow, flow_graph, plans_of
+from tests.support.stored_flow import ORDERS, TABLE, TOTALS, StoredFlow, flow_graph, plans_of
 
 
 @pytest.fixture
@@ -441,6 +442,63 @@ def test_a_source_that_lost_everything_before_any_checkpoint_is_noticed_by_its_c
     recovered = flow.start()
     assert recovered.path == "fresh"
     assert recovered.channels[TOTALS].last_batch == NO_BATCH
+
+
+@pytest.mark.parametrize("until", ["appended", "committed"])
+def test_a_log_that_lost_what_its_consumer_still_reads_is_noticed(flow: StoredFlow, until: str) -> None:
+    """A batch that was not committed is run again, and reads its rows again."""
+    flow.start()
+    flow.run(ORDERS)
+    flow.run(ORDERS)
+    flow.run(TOTALS, read=1, until=until)
+    log = flow.log(ORDERS)
+    entry_path(log.folder, Generation(1), Position(0)).unlink()
+    assert flow.start().path == ("resume" if until == "committed" else "fresh")
+
+
+def test_a_log_that_lost_what_a_consumer_never_read_is_noticed(flow: StoredFlow) -> None:
+    flow.start()
+    flow.run(ORDERS)
+    flow.run(ORDERS)
+    entry_path(flow.log(ORDERS).folder, Generation(1), Position(0)).unlink()
+    assert flow.start().path == "fresh"
+
+
+@pytest.mark.parametrize("until", ["planned", "appended", "committed"])
+def test_a_lost_segment_that_will_be_read_is_noticed(flow: StoredFlow, until: str) -> None:
+    flow.start()
+    flow.run(ORDERS)
+    flow.run(TOTALS, until=until)
+    segment = flow.log(ORDERS).data_entries()[0].segments[0]
+    (data_dir(flow.log(ORDERS).folder) / segment.name).unlink()
+    assert flow.start().path == ("resume" if until == "committed" else "fresh")
+
+
+def test_a_lost_segment_that_only_the_slower_consumer_reads_is_noticed(tmp_path: Path) -> None:
+    edges = {"orders": (), "fast": ("orders",), "slow": ("orders",), "both": ("fast", "slow")}
+    flow = StoredFlow(tmp_path, graph_of(edges))
+    flow.start()
+    flow.run(ORDERS)
+    flow.run(OperatorId("fast"))
+    segment = flow.log(ORDERS).data_entries()[0].segments[0]
+    (data_dir(flow.log(ORDERS).folder) / segment.name).unlink()
+    assert flow.start().path == "fresh"
+
+
+def test_a_checkpoint_that_a_sink_cannot_publish_any_more_is_passed_over(running: StoredFlow) -> None:
+    """Killed before the sink published epoch 2, whose record is then damaged: its batches must come again."""
+    sink = MemorySink()
+    sink.visible = {1: [0, 1]}
+    flip(running.layout.record(Epoch(2), TOTALS))
+    recovered = running.start(sinks={TABLE: sink})
+    assert (recovered.path, recovered.restored_epoch) == ("local", 1)
+
+
+def test_a_damaged_record_that_every_sink_has_published_does_not_stop_the_flow(running: StoredFlow) -> None:
+    sink = MemorySink()
+    sink.visible = {1: [0, 1], 2: [2]}
+    flip(running.layout.record(Epoch(2), TOTALS))
+    assert running.start(sinks={TABLE: sink}).path == "resume"
 
 
 # ------------------------------------------------------------------------------------------------- changed flows

@@ -113,7 +113,12 @@ class Recovery:
         manifests: dict[Epoch, Manifest] = {}
         for epoch in self._snapshots.epochs():
             try:
-                manifests[epoch] = self._snapshots.load_manifest(epoch)
+                manifest = self._snapshots.load_manifest(epoch)
+                for node in self._graph.sinks:
+                    # What a sink has yet to publish stands in the record; without it the epoch can never be published.
+                    if node.sink in self._sinks and epoch > (self._sinks[node.sink].published() or NO_EPOCH):
+                        self._snapshots.load_record(manifest, node.operator)
+                manifests[epoch] = manifest
             except (CutlineError, OSError) as error:
                 self._problem(f"epoch {epoch}: {error}")
                 self._unreadable.append(epoch)
@@ -213,10 +218,29 @@ class Recovery:
             for problem in self._snapshots.live_damage(folder, channel.last_batch, batch_in(manifests, operator)):
                 self._problem(f"{operator}: {problem}")
                 healthy = False
-        for problem in [*_missing_ends(channels, manifests), *_missing_segments(channels)]:
+        unread = {name: self._unread_from(name, channels, current) for name in channels}
+        for problem in [*_missing_ends(channels, manifests), *_missing_input(channels, unread)]:
             self._problem(problem)
             healthy = False
         return channels if healthy else None
+
+    def _unread_from(
+        self, name: OperatorId, channels: Mapping[OperatorId, ChannelLog], current: GenerationRecord
+    ) -> Position | None:
+        """The first entry of a channel that somebody will still read; None without consumers.
+
+        A batch that is in its log but was not committed by Spark is run again, and reads its rows again.
+        """
+        positions = []
+        for consumer in self._graph.consumers(name):
+            if consumer not in channels:
+                return None  # found damaged already
+            folder = self._layout.spark_checkpoint_dir(consumer, current.spark_dirs[consumer])
+            own = channels[consumer]
+            is_done = self._snapshots.is_committed(folder, own.last_batch)
+            entries = [entry for entry in own.entries() if is_done or entry.batch < own.last_batch]
+            positions.append(entries[-1].positions.get(name, START) if entries else START)
+        return min(positions, default=None)
 
     # ------------------------------------------------------------------ the three ways
 
@@ -413,13 +437,18 @@ def _missing_ends(channels: Mapping[OperatorId, ChannelLog], manifests: list[Man
     return problems
 
 
-def _missing_segments(channels: Mapping[OperatorId, ChannelLog]) -> list[str]:
-    """Segments that a consumer has yet to read and that are gone or cut short."""
+def _missing_input(
+    channels: Mapping[OperatorId, ChannelLog], unread: Mapping[OperatorId, Position | None]
+) -> list[str]:
+    """What consumers have yet to read and is gone or cut short: the beginning of a log, or a segment."""
     problems = []
-    for name, channel in channels.items():
-        reads = [other.last_positions.get(name) for other in channels.values()]
-        unread_from = min((position for position in reads if position is not None), default=START)
-        for entry in channel.data_entries(unread_from):
+    for name, first in unread.items():
+        channel = channels[name]
+        if first is None:
+            continue
+        if channel.start > first:
+            problems.append(f"{name}: log begins at {channel.start}, but is read from {first} on")
+        for entry in channel.data_entries(first):
             for segment in entry.segments:
                 path = data_dir(channel.folder) / segment.name
                 if not path.is_file() or path.stat().st_size != segment.size_bytes:

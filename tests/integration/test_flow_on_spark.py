@@ -14,6 +14,8 @@ from cutline.flow import Flow
 from cutline.layout import Layout
 from cutline.service.running import RunningFlow
 from cutline.sinks import Parquet
+from cutline.spark.generator_source import GeneratorSource
+from cutline.spark.session import settle_python_sources
 from tests.support.payments import assert_exactly_once, payments_flow
 
 if TYPE_CHECKING:
@@ -255,3 +257,25 @@ def test_a_changed_schema_is_refused_with_a_clear_error(spark: SparkSession, tmp
     run.stop()
     with pytest.raises(FlowDefinitionError, match="schema of this operator's channel has changed"):
         flow(["payment_id", "cast(merchant as string) merchant"]).start(spark=spark, storage=str(tmp_path / "s"))
+
+
+def test_starting_a_reader_changes_no_environment_that_other_queries_share(spark: SparkSession, tmp_path: Path) -> None:
+    """Two at once would corrupt the map, and no task of either query could be deserialised any more."""
+
+    class Unsettled(GeneratorSource):
+        @classmethod
+        def name(cls) -> str:
+            return "unsettled"
+
+    session = spark.newSession()
+    session.dataSource.register(Unsettled)
+    source = session._jsparkSession.sessionState().dataSourceManager().lookupDataSource("unsettled")
+    fresh = set(source.dataSourceCls().envVars())
+    settle_python_sources(session)
+    settled = set(source.dataSourceCls().envVars())
+    assert fresh < settled
+    frame = session.readStream.format("unsettled").options(rows=10, keys=2, seed=1).load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    query.processAllAvailable()
+    query.stop()
+    assert set(source.dataSourceCls().envVars()) == settled

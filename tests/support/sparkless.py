@@ -45,7 +45,7 @@ Row = list[int]
 
 
 class FolderSink(MemorySink):
-    """Publishes one file per epoch; it outlives the process."""
+    """Publishes one file per epoch with rows; it outlives the process."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -58,7 +58,8 @@ class FolderSink(MemorySink):
         crashpoint("sink-commit-begun", permit.sink)
         rows = [row for batch in staged for piece in batch.pieces for row in piece["rows"]]
         crashpoint("sink-commit-half", permit.sink)
-        durable.create(self.folder / f"{permit.epoch:06d}.json", json.dumps(rows).encode())
+        if rows:
+            durable.create(self.folder / f"{permit.epoch:06d}.json", json.dumps(rows).encode())
         crashpoint("sink-commit-done", permit.sink)
 
     def published(self) -> Epoch | None:

@@ -129,7 +129,29 @@ class Recovery:
             for record in generations
         ]
         live = live_epochs(((epoch, manifest.generation) for epoch, manifest in manifests.items()), incarnations)
-        return [manifests[epoch] for epoch in live]
+        return self._without_gaps([manifests[epoch] for epoch in live])
+
+    def _without_gaps(self, manifests: list[Manifest]) -> list[Manifest]:
+        """The epochs that every sink can publish one after the other, from what it has published on.
+
+        An epoch publishes what was staged after the one before it, so that one must be known. A beginning that is gone
+        was let go of, and needed by nobody; one that cannot be read, or is missing in between, takes the next along.
+        """
+        recorded = self._metadata.published()
+        published = [
+            max(one.published() or NO_EPOCH, recorded.get(name, NO_EPOCH)) for name, one in self._sinks.items()
+        ]
+        usable: list[Manifest] = []
+        for manifest in manifests:
+            before = manifest.previous_epoch
+            is_known = bool(usable) and usable[-1].epoch == before
+            is_lost = before in self._unreadable or (bool(usable) and usable[-1].epoch < before)
+            if any(manifest.epoch > epoch for epoch in published) and is_lost and not is_known:
+                self._problem(f"epoch {manifest.epoch}: not published, and epoch {before} before it is lost")
+                self._unreadable.append(manifest.epoch)
+            else:
+                usable.append(manifest)
+        return usable
 
     def _unreadable_after(self, manifests: list[Manifest]) -> bool:
         newest = manifests[-1].epoch if manifests else NO_EPOCH

@@ -24,7 +24,7 @@ from cutline.protocol.lineage import Lineage
 from cutline.spark import plan as planning
 from cutline.spark.channel_source import FORMAT, ChannelSource
 from cutline.spark.generator_source import GeneratorSource
-from cutline.spark.session import query_session
+from cutline.spark.session import query_session, settle_python_sources
 from cutline.spark.staging import REPORT_SCHEMA, stage_rows
 
 _QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
@@ -110,6 +110,7 @@ class SparkEngine:
         plans: dict[OperatorId, OperatorPlan] = {}
         for node in self._graph.operators:
             frame = planning.check_streaming(self._graph.flow, node.operator, self._build(node))
+            settle_python_sources(frame.sparkSession)
             mode = self._graph.output_modes[node.operator]
             planning.check_output_mode(self._graph.flow, node.operator, frame, mode)
             stateful = planning.is_stateful(frame)

@@ -103,6 +103,26 @@ def query_session(session: SparkSession, *, state_backend: str, subtasks: int | 
     return copy
 
 
+#: What Spark writes into a Python data source's environment when it starts a reader of it in the driver.
+_READER_ENVIRONMENT = ("SPARK_LOCAL_DIRS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_PYTHON_RUNTIME")
+
+
+def settle_python_sources(session: SparkSession) -> None:
+    """Let several queries read one Python data source without breaking it.
+
+    The environment is a plain ``HashMap`` that belongs to the registered source and that all its queries share. Two
+    readers that start at once may both insert a key, which leaves the map with a wrong size: from then on no task of
+    any of these queries can be deserialised (OptionalDataException). A key that is there already is only overwritten.
+    """
+    manager = session._jsparkSession.sessionState().dataSourceManager()
+    field = manager.getClass().getDeclaredField("runtimeDataSourceBuilders")
+    field.setAccessible(True)
+    for source in field.get(manager).values():
+        environment = source.dataSourceCls().envVars()
+        for key in _READER_ENVIRONMENT:
+            environment.putIfAbsent(key, "")
+
+
 def jvm_pid(session: SparkSession) -> int:
     """The process id of the driver's JVM."""
     return int(session._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]

@@ -20,10 +20,13 @@ from cutline.errors import CheckpointFailedError, RecoveryError
 from tests.support.killing import is_killed_at
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 
+#: A row in flight is gone, and its reader fails, as Spark's would; or a file that a pending checkpoint waits for.
+FAILING = (FileNotFoundError, ValueError, CheckpointFailedError)
+PATIENCE = "3s"
 STORIES = range(int(os.environ.get(f"{ENVIRONMENT_PREFIX}EXPLORE", "12")))
 
 
-def live(storage: Path, seed: int) -> None:
+def live(storage: Path, seed: int, **more: object) -> None:
     """One life: a random run, cut short by the kill or ending by itself."""
     chance = random.Random(seed)
     settings = {
@@ -32,6 +35,7 @@ def live(storage: Path, seed: int) -> None:
         "mode": chance.choice(["aligned", "unaligned", "auto"]),
         "alignment_timeout": chance.choice(["1ms", "10ms"]),
         "channel_capacity_entries": 1_000,
+        **more,
     }
     flow = SparklessFlow(storage, **settings)
     try:
@@ -114,11 +118,11 @@ def test_whatever_is_spoiled_nothing_wrong_is_published(tmp_path: Path, seed: in
         lose_something(tmp_path, chance)
         spoil_something(tmp_path, chance)
     try:
-        flow = SparklessFlow(tmp_path)
+        flow = SparklessFlow(tmp_path, checkpoint_timeout=PATIENCE)
     except RecoveryError:
         return
     try:
-        with suppress(FileNotFoundError, ValueError):  # a row in flight is gone: its reader fails, as Spark's would
+        with suppress(*FAILING):
             flow.emit(2)
             flow.drain()
         rows = flow.sink.rows()
@@ -128,5 +132,5 @@ def test_whatever_is_spoiled_nothing_wrong_is_published(tmp_path: Path, seed: in
 
 
 def live_if_possible(storage: Path, seed: int) -> None:
-    with suppress(RecoveryError, FileNotFoundError, ValueError):
-        live(storage, seed)
+    with suppress(RecoveryError, *FAILING):
+        live(storage, seed, checkpoint_timeout=PATIENCE)

@@ -494,6 +494,32 @@ def test_a_checkpoint_that_a_sink_cannot_publish_any_more_is_passed_over(running
     assert (recovered.path, recovered.restored_epoch) == ("local", 1)
 
 
+@pytest.mark.parametrize("published", [{1: [0, 1]}, {1: [0, 1], 2: [2]}])
+def test_an_unpublished_checkpoint_behind_one_that_is_lost_is_passed_over_too(
+    running: StoredFlow, published: dict[int, list[int]]
+) -> None:
+    """The record of epoch 3 may hold what epoch 2 published, or lack what it did not: only epoch 2 knew."""
+    running.checkpoint(3)
+    sink = MemorySink()
+    sink.visible = published
+    flip(running.layout.manifest(Epoch(2)))
+    recovered = running.start(sinks={TABLE: sink})
+    assert (recovered.path, recovered.restored_epoch) == ("local", 1)
+    assert [one.epoch for one in recovered.manifests] == [1]
+
+
+def test_a_checkpoint_behind_one_that_was_collected_can_be_used(running: StoredFlow) -> None:
+    """Only what every sink has published is collected, even if a sink keeps no trace of an epoch without rows."""
+    running.checkpoint(3)
+    sink = MemorySink()
+    sink.visible = {1: [0, 1]}
+    running.store.collect([Epoch(1), Epoch(2)])
+    running.layout.metadata.unlink()
+    recovered = running.start(sinks={TABLE: sink})
+    assert recovered.path == "resume"
+    assert [one.epoch for one in recovered.manifests] == [3]
+
+
 def test_a_damaged_record_that_every_sink_has_published_does_not_stop_the_flow(running: StoredFlow) -> None:
     sink = MemorySink()
     sink.visible = {1: [0, 1], 2: [2]}

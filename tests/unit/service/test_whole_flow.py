@@ -136,6 +136,24 @@ def test_only_the_newest_checkpoint_is_kept_and_logs_are_truncated(tmp_path: Pat
         flow.wait(lambda: flow.recovered.channels[NUMBERS].start == 8)
 
 
+def test_an_idle_flow_whose_coordinator_records_are_lost_goes_on(tmp_path: Path) -> None:
+    """Epochs without rows leave no trace in the sink, and all but the last are collected."""
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        for _ in range(4):
+            flow.checkpoint()
+        flow.wait(lambda: flow.snapshots.epochs() == [4])
+        assert flow.sink.published() == 1
+    for path in (tmp_path / "storage" / "counting").glob("coordinator.sqlite*"):
+        path.unlink()
+    with running(tmp_path) as flow:
+        assert flow.recovered.path == "resume"
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 3
+
+
 def test_a_flow_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     for start in range(3):
         with running(tmp_path) as flow:

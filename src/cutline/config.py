@@ -44,6 +44,32 @@ def parse_bytes(value: str | int, *, option: str = "size") -> int:
     return int(match[1]) * _UNITS_BYTES[match[2]]
 
 
+class OperatorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be set for one operator; None: as for the flow."""
+
+    mode: Mode | None = None
+    alignment_timeout_ms: int | None = None
+    #: An operator that has not acknowledged an epoch after this long fails it.
+    checkpoint_timeout_ms: int | None = None
+
+    def sets_alignment(self) -> bool:
+        return self.mode is not None or self.alignment_timeout_ms is not None
+
+    def alignment_limit_ms(self, flow: Options) -> int | None:
+        """How long this operator may wait for alignment: None means without limit."""
+        timeout_ms = flow.alignment_timeout_ms if self.alignment_timeout_ms is None else self.alignment_timeout_ms
+        return _LIMITS_MS.get(self.mode or flow.mode, timeout_ms)
+
+    def over(self, other: OperatorOptions) -> OperatorOptions:
+        """These, and for what they do not set, the other ones."""
+        mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return msgspec.structs.replace(other, **mine)
+
+
+#: Modes whose limit is fixed; "auto" waits for the alignment timeout.
+_LIMITS_MS: dict[Mode, int | None] = {"aligned": None, "unaligned": 0}
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that may be set for a run; the same names in ``cutline.toml``, as CUTLINE_… and as flags."""
 
@@ -53,8 +79,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_interval_ms: int = 10_000
     #: At least this long between the end of one checkpoint and the start of the next.
     min_pause_ms: int = 0
+    #: A checkpoint also begins after so many batches or rows of the sources; 0 switches it off.
+    checkpoint_every_batches: int = 0
+    checkpoint_every_rows: int = 0
+    #: And whenever all watermarks have passed another multiple of this; 0 switches it off.
+    checkpoint_event_time_ms: int = 0
+    #: The timer's interval while a channel is full, if that is longer; 0: no other.
+    checkpoint_interval_backlog_ms: int = 0
     #: An epoch that is not complete after this long is aborted.
     checkpoint_timeout_ms: int = 60_000
+    #: So long may a single operator take to acknowledge; None: as long as the checkpoint.
+    operator_timeout_ms: int | None = None
+    #: So many aborted checkpoints in a row are borne; with one more the flow is unhealthy. None: any number.
+    tolerable_failures: int | None = None
     #: Most epochs pending at once.
     max_concurrent_checkpoints: int = 1
     #: auto: aligned for alignment_timeout, then unaligned. aligned: no limit. unaligned: never waits.
@@ -62,6 +99,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     alignment_timeout_ms: int = 50
     #: Complete checkpoints to keep.
     retain_checkpoints: int = 3
+    #: Younger ones are kept beyond that number. None: age keeps nothing.
+    retain_age_ms: int | None = None
     #: A channel holding this much unread data blocks its producer.
     channel_capacity_entries: int = 64
     channel_capacity_bytes: int = 512 << 20
@@ -70,11 +109,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     #: How a failed query is restarted: so many times in a row without progress, with doubling pauses.
     restart_limit: int = 5
     restart_backoff_ms: int = 500
+    #: A message between coordinator and operator that is not answered is sent again: so often, with doubling pauses.
+    message_retry_ms: int = 500
+    message_retry_limit: int = 8
     state_backend: StateBackend = "rocksdb-changelog"
+    #: By the operator's name; wins over what the flow's code says of it.
+    operators: dict[str, OperatorOptions] = {}
 
     def alignment_limit_ms(self) -> int | None:
         """How long an operator may wait for alignment: None means without limit."""
-        return {"aligned": None, "unaligned": 0, "auto": self.alignment_timeout_ms}[self.mode]
+        return _LIMITS_MS.get(self.mode, self.alignment_timeout_ms)
 
 
 _DURATIONS = {
@@ -83,21 +127,43 @@ _DURATIONS = {
     "checkpoint_timeout": "checkpoint_timeout_ms",
     "alignment_timeout": "alignment_timeout_ms",
     "restart_backoff": "restart_backoff_ms",
+    "checkpoint_event_time": "checkpoint_event_time_ms",
+    "checkpoint_interval_backlog": "checkpoint_interval_backlog_ms",
+    "operator_timeout": "operator_timeout_ms",
+    "retain_age": "retain_age_ms",
+    "message_retry": "message_retry_ms",
+}
+#: Zero would mean "at once, and never anything else".
+_ABOVE_ZERO = {
+    "checkpoint_timeout": "no checkpoint could ever complete",
+    "operator_timeout": "no operator could ever acknowledge",
+    "message_retry": "messages would be repeated without end",
 }
 #: A channel without any room would block its producer for good.
 _SIZES = {"channel_capacity_bytes": 1, "max_batch_bytes": 1}
-_COUNTS = {"max_concurrent_checkpoints": 1, "retain_checkpoints": 1, "channel_capacity_entries": 1, "restart_limit": 0}
+_COUNTS = {
+    "max_concurrent_checkpoints": 1,
+    "retain_checkpoints": 1,
+    "channel_capacity_entries": 1,
+    "restart_limit": 0,
+    "checkpoint_every_batches": 0,
+    "checkpoint_every_rows": 0,
+    "tolerable_failures": 0,
+    "message_retry_limit": 0,
+}
 _CHOICES: dict[str, tuple[str, ...]] = {"mode": get_args(Mode), "state_backend": get_args(StateBackend)}
 
 #: The names a user writes, in every place where options can be set.
-OPTION_NAMES: tuple[str, ...] = ("storage", *_DURATIONS, *_SIZES, *_COUNTS, *_CHOICES)
+OPTION_NAMES: tuple[str, ...] = ("storage", *_DURATIONS, *_SIZES, *_COUNTS, *_CHOICES, "operators")
+#: Those of them that an operator may have for itself.
+OPERATOR_OPTION_NAMES: tuple[str, ...] = ("mode", "alignment_timeout", "checkpoint_timeout")
 
 
 def _field(name: str, value: Any) -> tuple[str, Any]:
     if name in _DURATIONS:
         duration_ms = parse_duration_ms(value, option=name)
-        if name == "checkpoint_timeout" and not duration_ms:
-            raise ConfigError(f"{name}: no checkpoint could ever complete", next_step="use more than zero")
+        if name in _ABOVE_ZERO and not duration_ms:
+            raise ConfigError(f"{name}: {_ABOVE_ZERO[name]}", next_step="use more than zero")
         return _DURATIONS[name], duration_ms
     if name in _SIZES:
         return name, _at_least(_SIZES[name], name, parse_bytes(value, option=name))
@@ -117,6 +183,8 @@ def _field(name: str, value: Any) -> tuple[str, Any]:
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
             raise ConfigError(f"{name}: {value!r} is not a folder")
         return name, os.fspath(value)
+    if name == "operators":
+        return name, _operators(value)
     raise ConfigError(f"unknown option {name!r}", next_step=f"options are: {', '.join(OPTION_NAMES)}")
 
 
@@ -126,11 +194,42 @@ def _at_least(least: int, name: str, value: int) -> int:
     return value
 
 
+def operator_options(settings: Mapping[str, Any], *, where: str) -> OperatorOptions:
+    """One operator's own options; ``where`` names it in errors. None means "not set here"."""
+    fields: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in OPERATOR_OPTION_NAMES:
+            raise ConfigError(
+                f"{where}: unknown option {name!r}",
+                next_step=f"an operator's own options are: {', '.join(OPERATOR_OPTION_NAMES)}",
+            )
+        if value is not None:
+            try:
+                field, parsed = _field(name, value)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error.what}", next_step=error.next_step) from error
+            fields[field] = parsed
+    return OperatorOptions(**fields)
+
+
+def _operators(value: Any) -> dict[str, OperatorOptions]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"operators: {value!r} is not a table", next_step="write [operators.<name>] in cutline.toml")
+    for name, settings in value.items():
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"operators.{name}: {settings!r} is not a table", next_step=f"write [operators.{name}]")
+    return {name: operator_options(settings, where=f"operators.{name}") for name, settings in value.items()}
+
+
 def build_options(*layers: Mapping[str, Any]) -> Options:
     """Options from layers of settings, the later ones winning; None means "not set here"."""
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged.update(_field(name, value) for name, value in layer.items() if value is not None)
+        fields = dict(_field(name, value) for name, value in layer.items() if value is not None)
+        before: dict[str, OperatorOptions] = merged.get("operators", {})
+        own: dict[str, OperatorOptions] = fields.pop("operators", {})
+        merged.update(fields)
+        merged["operators"] = {**before, **{name: one.over(before.get(name, one)) for name, one in own.items()}}
     return Options(**merged)
 
 
@@ -141,7 +240,7 @@ def environment_layer(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def file_layer(path: Path) -> dict[str, Any]:
-    """The options in a ``cutline.toml``, which hold in its top level."""
+    """The options in a ``cutline.toml``: in its top level, and those of single operators in ``[operators.<name>]``."""
     try:
         loaded = tomllib.loads(path.read_text())
     except FileNotFoundError as error:

@@ -51,6 +51,10 @@ class CheckpointFailedError(CutlineError):
     """A checkpoint that somebody waits for was aborted."""
 
 
+class UnknownEpochError(CutlineError):
+    """There is no complete checkpoint of this number, or it was let go of."""
+
+
 class FlowFailedError(CutlineError):
     """The running flow gave up: an operator failed more often than its restart limit."""
 

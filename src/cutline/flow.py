@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cutline.config import operator_options
 from cutline.errors import FlowDefinitionError
 from cutline.graph import FlowGraph, OperatorNode, SinkNode, build_graph, check_name
 from cutline.ids import FlowName, OperatorId, SinkId
@@ -52,12 +53,16 @@ class Flow:
         inputs: Sequence[Operator | str] = (),
         subtasks: int | None = None,
         output_mode: str | None = None,
+        mode: str | None = None,
+        alignment_timeout: str | float | None = None,
+        checkpoint_timeout: str | float | None = None,
     ) -> Callable[[Callable[..., DataFrame]], Operator]:
         """Declare an operator.
 
         Without ``inputs`` it is a source: the function gets the session and returns any streaming DataFrame. With
         inputs it gets one streaming DataFrame per input, in that order, and returns one. A parameter named ``spark``
-        gets the session as well. ``subtasks`` is the number of state partitions.
+        gets the session as well. ``subtasks`` is the number of state partitions. ``mode``, ``alignment_timeout`` and
+        ``checkpoint_timeout`` are options of the flow that this operator has for itself; configuration wins over them.
         """
 
         def declare(function: Callable[..., DataFrame]) -> Operator:
@@ -82,6 +87,14 @@ class Flow:
                 inputs=tuple(OperatorId(one.name if isinstance(one, Operator) else one) for one in inputs),
                 subtasks=subtasks,
                 output_mode=output_mode,
+                options=operator_options(
+                    {
+                        "mode": mode,
+                        "alignment_timeout": alignment_timeout,
+                        "checkpoint_timeout": checkpoint_timeout,
+                    },
+                    where=f"operator {operator}",
+                ),
             )
             self._operators[operator] = Operator(function, node)
             return self._operators[operator]

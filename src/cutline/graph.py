@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cutline.config import OperatorOptions
 from cutline.errors import FlowDefinitionError
 from cutline.ids import FlowName, OperatorId, SinkId
 
@@ -26,6 +27,7 @@ class OperatorNode:
     subtasks: int | None
     #: None: not said; "append" unless a sink says otherwise.
     output_mode: str | None
+    options: OperatorOptions = field(default_factory=OperatorOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

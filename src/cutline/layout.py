@@ -75,5 +75,6 @@ class Layout:
     def manifest(self, epoch: Epoch) -> Path:
         return self.checkpoint(epoch) / "manifest.json"
 
-    def record(self, epoch: Epoch, operator: OperatorId) -> Path:
-        return self.checkpoint(epoch) / f"{operator}.json"
+    def record(self, epoch: Epoch, operator: OperatorId, generation: Generation) -> Path:
+        """One per generation: a record is never changed, and an operator that came back writes one of its own."""
+        return self.checkpoint(epoch) / f"{operator}.g{generation:06d}.json"

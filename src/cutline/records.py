@@ -56,6 +56,14 @@ def decode(kind: str, data: bytes, type_: type[T], *, path: object = None) -> T:
         raise DamagedRecordError(f"{kind} record lacks something: {error}", path=path) from error
 
 
+def kind_of(data: bytes) -> str | None:
+    """Of what kind stored bytes say they are; None when they are no record."""
+    try:
+        return msgspec.json.decode(data, type=_Envelope).kind
+    except _UNREADABLE:
+        return None
+
+
 def checksum(data: bytes) -> str:
     """Identifies the stored form of a record."""
     return hashlib.sha256(data).hexdigest()

@@ -4,46 +4,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutline import durable, records
-from cutline.config import Options, build_options, environment_layer, file_layer
+from cutline.config import OperatorOptions, Options, build_options, environment_layer, file_layer
+from cutline.errors import ConfigError
 from cutline.flow import Flow
 from cutline.graph import FlowGraph
-from cutline.ids import NO_EPOCH, Epoch, OperatorId, SinkId
+from cutline.ids import Epoch, OperatorId, SinkId
 from cutline.layout import Layout
-from cutline.logs import get_logger
 from cutline.metadata.sqlite import SqliteMetadata
-from cutline.ports import (
-    EpochOutcome,
-    GenerationRecord,
-    Manifest,
-    MetadataStore,
-    OperatorPlan,
-    Sink,
-    SinkContext,
-)
-from cutline.protocol.coordinator import Coordinator, Settings, StoredPending, Topology
-from cutline.protocol.messages import CoordinatorEvent
-from cutline.protocol.publishing import CompleteEpoch
-from cutline.protocol.trigger import TriggerPolicy
+from cutline.ports import Engine, OperatorPlan
+from cutline.protocol.coordinator import Coordinator, Settings, Topology
+from cutline.protocol.retention import RetentionPolicy
+from cutline.protocol.trigger import TriggerPolicy, TriggerSettings
 from cutline.service.clock import now_ms
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.janitor import Janitor
 from cutline.service.lock import FlowLock
+from cutline.service.manifests import complete_epoch
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
+from cutline.service.post import Letter, Wire
 from cutline.service.recovery import Recovered, Recovery, batch_in, sweep_spark_dirs
 from cutline.service.running import RunningFlow
+from cutline.service.settling import highest_epoch, open_sinks, settle_pending, settle_sinks
 from cutline.service.supervisor import Supervisor
 from cutline.snapshots.store import LocalSnapshotStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-log = get_logger(__name__)
 
 CONFIG_FILE = "cutline.toml"
 
@@ -62,58 +54,65 @@ def start_flow(
     begun = time.monotonic()
     graph = flow.graph()
     options = load_options(settings, config_file=config_file)
+    check_operator_names(graph, options)
     layout = Layout(Path(options.storage).resolve(), flow.name)
     durable.make_dir(layout.root)
     lock = FlowLock(layout.lock, flow.name)
     lock.acquire()
     try:
-        return _start_locked(flow, graph, options, layout, lock=lock, spark=spark, begun=begun)
+        # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
+        from cutline.spark.engine import SparkEngine
+        from cutline.spark.session import jvm_pid, open_session
+
+        session = open_session(flow.name, spark)
+        lock.note_jvm(jvm_pid(session))
+        engine = SparkEngine(session, graph, flow.functions, layout, options)
+        run = run_on(engine, flow, graph, options, layout, release_lock=lock.release)
     except BaseException:
         lock.release()
         raise
+    run.metrics.recovered(run.status()["recovery"]["path"], time.monotonic() - begun)
+    return run
 
 
-def _start_locked(
+def run_on(
+    engine: Engine,
     flow: Flow,
     graph: FlowGraph,
     options: Options,
     layout: Layout,
     *,
-    lock: FlowLock,
-    spark: SparkSession | None,
-    begun: float,
+    release_lock: Callable[[], None],
 ) -> RunningFlow:
-    # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
-    from cutline.spark.engine import SparkEngine
-    from cutline.spark.session import jvm_pid, open_session
-
-    session = open_session(flow.name, spark)
-    lock.note_jvm(jvm_pid(session))
-    engine = SparkEngine(session, graph, flow.functions, layout, options)
+    """Bring the flow back and start it on an engine; the caller holds the flow's lock."""
     plans = engine.plan()
     _identify(layout, graph)
     metadata = SqliteMetadata(layout.metadata)
     snapshots = LocalSnapshotStore(layout)
-    metrics = Metrics(graph.flow)
     recovery = Recovery(
         graph=graph, plans=plans, layout=layout, snapshots=snapshots, metadata=metadata, sinks=flow.sinks
     )
     recovery.check_definition()
-    _open_sinks(flow, graph, plans)
+    open_sinks(graph, flow.sinks, plans)
     recovered = recovery.recover()
-    published = _settle_sinks(flow, graph, recovered, metadata)
+    published = settle_sinks(graph, flow.sinks, recovered, metadata)
     sweep_spark_dirs(layout, recovered.spark_dirs)
 
     seen_by_sinks = [flow.sinks[node.sink].highest() for node in graph.sinks]
-    last_epoch = _highest_epoch(metadata, recovered, [*snapshots.epochs(), *seen_by_sinks])
-    pending = _pending(metadata, recovered, snapshots.generations())
+    last_epoch = highest_epoch(metadata, recovered, [*snapshots.epochs(), *seen_by_sinks])
+    pending = settle_pending(recovered, metadata, snapshots)
+    pins = metadata.pins()
     janitor = Janitor(snapshots=snapshots, channels=recovered.channels)
-    mailbox: list[CoordinatorService] = []
-
-    def notify(event: CoordinatorEvent) -> None:
-        mailbox[0].notify(event)
-
+    metrics = Metrics(graph.flow)
+    settings_of_trigger = trigger_settings(options)
+    coordinators: list[CoordinatorService] = []
     running: list[RunningFlow] = []
+
+    def wire_of(operator: OperatorId) -> Wire:
+        def deliver(letter: Letter) -> None:
+            coordinators[0].deliver(operator, letter)
+
+        return deliver
 
     def on_fatal(error: BaseException) -> None:
         running[0].fail(error)
@@ -133,7 +132,9 @@ def _start_locked(
             snapshots=snapshots,
             engine=engine,
             options=options,
-            notify=notify,
+            own_options=own_options(graph, options, node.operator),
+            reports_progress=settings_of_trigger.needs_progress(),
+            wire=wire_of(node.operator),
             on_fatal=on_fatal,
             last_epoch=last_epoch,
             open_epochs=frozenset(one.epoch for one in pending if one.is_resumable),
@@ -141,7 +142,6 @@ def _start_locked(
         )
     coordinator = CoordinatorService(
         flow=graph.flow,
-        generation=recovered.generation,
         core=_coordinator_core(
             graph=graph,
             plans=plans,
@@ -149,15 +149,22 @@ def _start_locked(
             recovered=recovered,
             last_epoch=last_epoch,
             published=published,
+            pins=pins,
         ),
         metadata=metadata,
         snapshots=snapshots,
         operators=operators,
-        release=janitor.release_below,
+        release=janitor.release,
         on_fatal=on_fatal,
         metrics=metrics,
+        retry_ms=options.message_retry_ms,
+        retry_limit=options.message_retry_limit,
     )
-    mailbox.append(coordinator)
+    coordinators.append(coordinator)
+    metrics.follow("messages", "Messages that went astray", "kind", lambda: coordinator.messages()["links"])
+    metrics.follow(
+        "acknowledgements", "By what became of them", "outcome", lambda: coordinator.messages()["acknowledgements"]
+    )
     supervisors = {
         name: Supervisor(
             flow=graph.flow, service=service, engine=engine, options=options, on_fatal=on_fatal, metrics=metrics
@@ -176,11 +183,12 @@ def _start_locked(
         engine=engine,
         metadata=metadata,
         metrics=metrics,
-        release_lock=lock.release,
+        release_lock=release_lock,
     )
     running.append(run)
     try:
-        janitor.start(frozenset(snapshots.epochs()) - {manifest.epoch for manifest in recovered.manifests})
+        kept = {manifest.epoch for manifest in recovered.manifests} | pins
+        janitor.start(epoch for epoch in snapshots.epochs() if epoch not in kept)
         for service in operators.values():
             service.start()
         coordinator.start(pending)
@@ -190,7 +198,6 @@ def _start_locked(
     except BaseException:
         run.stop()  # half a flow must not go on behind the error
         raise
-    metrics.recovered(recovered.path, time.monotonic() - begun)
     return run
 
 
@@ -201,6 +208,43 @@ def _identify(layout: Layout, graph: FlowGraph) -> None:
     records.load("flow", layout.identity, dict)
 
 
+def check_operator_names(graph: FlowGraph, options: Options) -> None:
+    """A misspelt name would leave the operator without what was meant for it."""
+    unknown = sorted(set(options.operators) - set(graph.names))
+    if unknown:
+        raise ConfigError(
+            f"operators.{unknown[0]}: the flow has no such operator",
+            next_step=f"its operators are: {', '.join(graph.names)}",
+            flow=graph.flow,
+        )
+
+
+def own_options(graph: FlowGraph, options: Options, operator: OperatorId) -> OperatorOptions:
+    """What an operator has for itself: configuration wins over code."""
+    return options.operators.get(operator, OperatorOptions()).over(graph.node(operator).options)
+
+
+def trigger_settings(options: Options) -> TriggerSettings:
+    return TriggerSettings(
+        interval_ms=options.checkpoint_interval_ms,
+        min_pause_ms=options.min_pause_ms,
+        max_concurrent=options.max_concurrent_checkpoints,
+        every_batches=options.checkpoint_every_batches,
+        every_rows=options.checkpoint_every_rows,
+        event_time_ms=options.checkpoint_event_time_ms,
+        backlog_interval_ms=options.checkpoint_interval_backlog_ms,
+    )
+
+
+def _operator_timeouts_ms(graph: FlowGraph, options: Options) -> dict[OperatorId, int]:
+    timeouts = {name: own_options(graph, options, name).checkpoint_timeout_ms for name in graph.names}
+    return {
+        name: timeout_ms
+        for name, own_ms in timeouts.items()
+        if (timeout_ms := options.operator_timeout_ms if own_ms is None else own_ms) is not None
+    }
+
+
 def _coordinator_core(
     *,
     graph: FlowGraph,
@@ -209,6 +253,7 @@ def _coordinator_core(
     recovered: Recovered,
     last_epoch: Epoch,
     published: Mapping[SinkId, Epoch],
+    pins: frozenset[Epoch],
 ) -> Coordinator:
     return Coordinator(
         topology=Topology(
@@ -220,103 +265,14 @@ def _coordinator_core(
         generation=recovered.generation,
         settings=Settings(
             timeout_ms=options.checkpoint_timeout_ms,
+            operator_timeouts_ms=_operator_timeouts_ms(graph, options),
             alignment_limit_ms=options.alignment_limit_ms(),
-            retain_checkpoints=options.retain_checkpoints,
-            trigger=TriggerPolicy(
-                interval_ms=options.checkpoint_interval_ms,
-                min_pause_ms=options.min_pause_ms,
-                max_concurrent=options.max_concurrent_checkpoints,
-                first_ms=now_ms() + options.checkpoint_interval_ms,
-            ),
+            retention=RetentionPolicy(count=options.retain_checkpoints, age_ms=options.retain_age_ms),
+            trigger=TriggerPolicy(trigger_settings(options), first_ms=now_ms()),
+            tolerable_failures=options.tolerable_failures,
         ),
         last_epoch=last_epoch,
-        complete=[_complete(manifest) for manifest in recovered.manifests],
+        complete=[complete_epoch(manifest) for manifest in recovered.manifests],
         published=published,
+        pins=pins,
     )
-
-
-def _complete(manifest: Manifest) -> CompleteEpoch:
-    return CompleteEpoch(
-        epoch=manifest.epoch,
-        generation=manifest.generation,
-        previous_epoch=manifest.previous_epoch,
-        batches={name: cut.batch for name, cut in manifest.operators.items()},
-    )
-
-
-def _highest_epoch(metadata: MetadataStore, recovered: Recovered, stored: list[Epoch]) -> Epoch:
-    """The highest epoch anybody has ever seen, wherever: a number is never used twice."""
-    in_logs = [barrier.epoch for channel in recovered.channels.values() for barrier in channel.barriers()]
-    return max([metadata.last_epoch(), *stored, *in_logs], default=NO_EPOCH)
-
-
-def _pending(metadata: MetadataStore, recovered: Recovered, generations: list[GenerationRecord]) -> list[StoredPending]:
-    """Epochs an earlier incarnation left open. One whose manifest exists is complete, whatever the records say.
-
-    One that a generation went back behind, be it several starts ago, can never complete.
-    """
-    complete = {manifest.epoch: manifest for manifest in recovered.manifests}
-    pending = []
-    for record in metadata.pending():
-        manifest = complete.get(record.epoch)
-        if manifest is not None:
-            metadata.store_outcome(
-                EpochOutcome(
-                    epoch=record.epoch,
-                    generation=manifest.generation,
-                    started_ms=record.started_ms,
-                    ended_ms=manifest.completed_ms,
-                    outcome="completed",
-                    reason="",
-                    details={"duration_ms": manifest.completed_ms - manifest.started_ms},
-                )
-            )
-            continue
-        pending.append(
-            StoredPending(
-                epoch=record.epoch,
-                started_ms=record.started_ms,
-                alignment_limit_ms=record.alignment_limit_ms,
-                is_resumable=all(
-                    later.path == "resume" for later in generations if later.generation > record.generation
-                ),
-            )
-        )
-    return pending
-
-
-def _open_sinks(flow: Flow, graph: FlowGraph, plans: Mapping[OperatorId, OperatorPlan]) -> None:
-    """Open every sink: before the way back is chosen, because how far they have published decides it."""
-    for node in graph.sinks:
-        flow.sinks[node.sink].open(
-            SinkContext(
-                flow=graph.flow,
-                operator=node.operator,
-                sink=node.sink,
-                output_mode=graph.output_modes[node.operator],
-                schema_ipc=plans[node.operator].schema_ipc,
-            )
-        )
-
-
-def _settle_sinks(flow: Flow, graph: FlowGraph, recovered: Recovered, metadata: MetadataStore) -> dict[SinkId, Epoch]:
-    """Undo what sinks published of a history that was given up, and say how far each one is."""
-    newest = recovered.manifests[-1].epoch if recovered.manifests else NO_EPOCH
-    recorded = metadata.published()
-    published: dict[SinkId, Epoch] = {}
-    for node in graph.sinks:
-        sink: Sink = flow.sinks[node.sink]
-        ahead = sink.published() or NO_EPOCH
-        if ahead > newest:
-            log.warning("sink_rewound", flow=graph.flow, sink=node.sink, published=ahead, to=newest)
-            sink.rewind(newest)
-            ahead = newest
-        published[node.sink] = min(max(ahead, recorded.get(node.sink, NO_EPOCH)), newest)
-        metadata.store_published(node.sink, published[node.sink])
-    for channel in recovered.channels.values():
-        for entry in channel.invisible_entries():
-            for name, staged in getattr(entry, "staged", {}).items():
-                if name in flow.sinks:
-                    flow.sinks[name].abort([staged])
-        channel.sweep()
-    return published

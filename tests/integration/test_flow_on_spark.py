@@ -11,9 +11,11 @@ import pytest
 
 from cutline.errors import FlowDefinitionError, FlowFailedError, FlowLockedError, RecoveryError
 from cutline.flow import Flow
+from cutline.ids import OperatorId
 from cutline.layout import Layout
 from cutline.service.running import RunningFlow
 from cutline.sinks import Parquet
+from cutline.snapshots.store import LocalSnapshotStore
 from cutline.spark.generator_source import GeneratorSource
 from cutline.spark.session import settle_python_sources
 from tests.support.payments import assert_exactly_once, payments_flow
@@ -99,7 +101,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_takes_back_what_w
     second = run.trigger_checkpoint()
     run.stop()
     layout = Layout(tmp_path / "storage", "payments")
-    record = layout.record(second, "totals")  # type: ignore[arg-type]
+    totals = OperatorId("totals")
+    generation = LocalSnapshotStore(layout).load_manifest(second).operators[totals].generation
+    record = layout.record(second, totals, generation)
     record.write_bytes(record.read_bytes()[:-20])
     delete_live_dir(tmp_path)
 

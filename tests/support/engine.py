@@ -4,14 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cutline.ids import BatchId, OperatorId, Position
 from cutline.ports import BatchHandler, OperatorPlan, Query, Segment, StagedTask, StageJob
 from cutline.protocol.lineage import Lineage
 
 
+class IdleQuery:
+    """See ``cutline.ports.Query``; the test itself takes its steps."""
+
+    def __init__(self) -> None:
+        self._is_active = True
+
+    def is_active(self) -> bool:
+        return self._is_active
+
+    def failure(self) -> str | None:
+        return None
+
+    def stop(self) -> None:
+        self._is_active = False
+
+    def wait_processed(self) -> None: ...
+
+    def progress(self) -> dict[str, Any]:
+        return {}
+
+
 class MemoryEngine:
-    """See ``cutline.ports.Engine``; starts no queries."""
+    """See ``cutline.ports.Engine``; its queries do nothing by themselves."""
 
     def __init__(self) -> None:
         #: (operator, channel) → how far it may read.
@@ -21,7 +43,7 @@ class MemoryEngine:
         raise NotImplementedError
 
     def start(self, operator: OperatorId, spark_checkpoint_dir: Path, handler: BatchHandler) -> Query:
-        raise NotImplementedError
+        return IdleQuery()
 
     def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
         self.gates[operator, channel] = admit
@@ -43,6 +65,9 @@ class HandMadeBatch:
 
     def positions(self) -> Mapping[OperatorId, Position]:
         return self._positions
+
+    def watermark_ms(self) -> int:
+        return 0
 
     def stage(self, job: StageJob) -> list[StagedTask]:
         self.jobs.append(job)

@@ -22,18 +22,12 @@ from cutline.channels.entries import data_dir
 from cutline.config import build_options
 from cutline.crashpoints import crashpoint
 from cutline.flow import Flow
+from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
 from cutline.layout import Layout
-from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import OperatorPlan, Segment, StagedBatch, StagedTask, StageJob
 from cutline.protocol.commit import CommitPermit
-from cutline.protocol.messages import CheckpointOptions, CoordinatorEvent
-from cutline.service.coordinator import CoordinatorService
-from cutline.service.janitor import Janitor
-from cutline.service.metrics import Metrics
-from cutline.service.operator import OperatorService
-from cutline.service.recovery import Recovered, Recovery, batch_in, sweep_spark_dirs
-from cutline.snapshots.store import LocalSnapshotStore
+from cutline.protocol.messages import CheckpointOptions
 from tests.support.engine import MemoryEngine
 from tests.support.memory_sink import MemorySink
 from tests.support.spark_dirs import SparkDir
@@ -81,13 +75,17 @@ class FolderSink(MemorySink):
 class _Batch:
     """A planned batch whose rows are known."""
 
-    def __init__(self, batch: int, positions: dict[str, int], rows: list[Row]) -> None:
+    def __init__(self, batch: int, positions: dict[str, int], rows: list[Row], watermark_ms: int) -> None:
         self.batch = BatchId(batch)
+        self._watermark_ms = watermark_ms
         self._positions = {OperatorId(name): Position(at) for name, at in positions.items()}
         self._rows = rows
 
     def positions(self) -> Mapping[OperatorId, Position]:
         return self._positions
+
+    def watermark_ms(self) -> int:
+        return self._watermark_ms
 
     def stage(self, job: StageJob) -> list[StagedTask]:
         segment = None
@@ -101,10 +99,27 @@ class _Batch:
     def run_to_end(self) -> None: ...
 
 
+class HandDrivenEngine(MemoryEngine):
+    """Plans the counting flow; the batches are steps of ``SparklessFlow``."""
+
+    def __init__(self, graph: FlowGraph) -> None:
+        super().__init__()
+        self._graph = graph
+
+    def plan(self) -> dict[OperatorId, OperatorPlan]:
+        return {
+            name: OperatorPlan(operator=name, subtasks=1, is_stateful=True, schema_ipc=b"numbers")
+            for name in self._graph.names
+        }
+
+
 class SparklessFlow:
     """Started anew by every instance; what an earlier one left in the folder is taken up."""
 
-    def __init__(self, storage: Path, **settings: Any) -> None:
+    def __init__(
+        self, storage: Path, *, own: Mapping[OperatorId, Mapping[str, Any]] | None = None, **settings: Any
+    ) -> None:
+        """``own``: what the code of the flow says of single operators."""
         self.sink = FolderSink(storage / "table")
         self.options = build_options(
             {"checkpoint_interval": 0, "checkpoint_timeout": "60s", "retain_checkpoints": 1, "mode": "unaligned"},
@@ -112,101 +127,30 @@ class SparklessFlow:
         )
         self.layout = Layout(storage / "storage", "counting")
         durable.make_dir(self.layout.root)
-        self.engine = MemoryEngine()
-        self.fatal: list[BaseException] = []
-        self._flow = Flow("counting")
-        self._flow.operator("numbers")(_unused)
-        self._flow.operator("totals", inputs=["numbers"], subtasks=1)(_unused)
-        self._flow.sink("totals", self.sink, name="table")
-        self.graph = self._flow.graph()
-        self._start()
-
-    def _start(self) -> None:
-        """As ``cutline.wiring`` does it, without Spark."""
-        plans = {
-            name: OperatorPlan(operator=name, subtasks=1, is_stateful=True, schema_ipc=b"numbers")
-            for name in self.graph.names
-        }
-        self.metadata = SqliteMetadata(self.layout.metadata)
-        self.snapshots = LocalSnapshotStore(self.layout)
-        wiring._open_sinks(self._flow, self.graph, plans)
-        self.recovered: Recovered = Recovery(
-            graph=self.graph,
-            plans=plans,
-            layout=self.layout,
-            snapshots=self.snapshots,
-            metadata=self.metadata,
-            sinks=self._flow.sinks,
-        ).recover()
-        published = wiring._settle_sinks(self._flow, self.graph, self.recovered, self.metadata)
-        sweep_spark_dirs(self.layout, self.recovered.spark_dirs)
-        last_epoch = wiring._highest_epoch(
-            self.metadata, self.recovered, [*self.snapshots.epochs(), self.sink.highest()]
-        )
-        pending = wiring._pending(self.metadata, self.recovered, self.snapshots.generations())
-        self.janitor = Janitor(snapshots=self.snapshots, channels=self.recovered.channels)
-        self.operators: dict[OperatorId, OperatorService] = {}
-        for node in self.graph.operators:
-            self.operators[node.operator] = OperatorService(
-                flow=self.graph.flow,
-                operator=node.operator,
-                generation=self.recovered.generation,
-                plan=plans[node.operator],
-                channel=self.recovered.channels[node.operator],
-                inputs={name: self.operators[name] for name in node.inputs},
-                consumers=self.graph.consumers(node.operator),
-                sinks={name: self._flow.sinks[name] for name in self.graph.sinks_of(node.operator)},
-                spark_checkpoint_dir=self.spark_dir(node.operator),
-                snapshots=self.snapshots,
-                engine=self.engine,
-                options=self.options,
-                notify=self._notify,
-                on_fatal=self.fatal.append,
-                last_epoch=last_epoch,
-                open_epochs=frozenset(one.epoch for one in pending if one.is_resumable),
-                completed_batch=batch_in(self.recovered.manifests, node.operator),
-            )
-        self.coordinator = CoordinatorService(
-            flow=self.graph.flow,
-            generation=self.recovered.generation,
-            core=wiring._coordinator_core(
-                graph=self.graph,
-                plans=plans,
-                options=self.options,
-                recovered=self.recovered,
-                last_epoch=last_epoch,
-                published=published,
-            ),
-            metadata=self.metadata,
-            snapshots=self.snapshots,
-            operators=self.operators,
-            release=self.janitor.release_below,
-            on_fatal=self.fatal.append,
-            metrics=Metrics(self.graph.flow),
-        )
-        self.janitor.start(
-            frozenset(self.snapshots.epochs()) - {manifest.epoch for manifest in self.recovered.manifests}
-        )
-        for service in self.operators.values():
-            service.start()
-        self.coordinator.start(pending)
+        #: Event time, as the batches to come will tell it.
+        self.watermark_ms = 0
+        own = own or {}
+        flow = Flow("counting")
+        flow.operator("numbers", **own.get(NUMBERS, {}))(_unused)
+        flow.operator("totals", inputs=["numbers"], subtasks=1, **own.get(TOTALS, {}))(_unused)
+        flow.sink("totals", self.sink, name="table")
+        self.graph = flow.graph()
+        self.engine = HandDrivenEngine(self.graph)
+        wiring.check_operator_names(self.graph, self.options)
+        self.run = wiring.run_on(self.engine, flow, self.graph, self.options, self.layout, release_lock=lambda: None)
+        self.recovered = self.run._recovered
+        self.coordinator = self.run._coordinator
+        self.operators = self.run._operators
+        self.metadata = self.coordinator._metadata
+        self.snapshots = self.coordinator._snapshots
         # The first thing a query does is to run again what it had planned and not committed.
         for operator in self.graph.names:
             spark = SparkDir(self.spark_dir(operator), subtasks=1)
             if spark.planned(spark.committed + 1) is not None:
                 self.step(operator)
 
-    def _notify(self, event: CoordinatorEvent) -> None:
-        self.coordinator.notify(event)
-
     def stop(self) -> None:
-        for service in self.operators.values():
-            service.credits.stop()
-        self.coordinator.stop()
-        for service in self.operators.values():
-            service.stop()
-        self.janitor.stop()
-        self.metadata.close()
+        self.run.stop()
 
     def spark_dir(self, operator: OperatorId) -> Path:
         return self.layout.spark_checkpoint_dir(operator, self.recovered.spark_dirs[operator])
@@ -224,7 +168,7 @@ class SparklessFlow:
                 return False
             spark.plan(batch, positions)
         rows, state = self._compute(operator, spark, batch, positions)
-        self.operators[operator].handle_batch(_Batch(batch, positions, rows))
+        self.operators[operator].handle_batch(_Batch(batch, positions, rows, self.watermark_ms))
         if commit:
             spark.commit(batch, state=state)
         return True
@@ -275,8 +219,8 @@ class SparklessFlow:
     def wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LONG_SECONDS
         while not condition():
-            if self.fatal:
-                raise self.fatal[0]
+            if self.run._failure is not None:
+                raise self.run._failure
             assert time.monotonic() < deadline, f"not in time: {self.coordinator.view()}"
             threading.Event().wait(0.001)
 

@@ -27,7 +27,10 @@ from cutline.ports import (
     SinkRecord,
     SubtaskRecord,
 )
+from cutline.protocol.messages import BarrierTerms, Timings
+from cutline.service.manifests import operator_cut
 from cutline.service.recovery import Recovered, Recovery
+from cutline.service.snapshotter import _acknowledgement
 from cutline.snapshots.store import LocalSnapshotStore
 from tests.support.channels import append_barrier, append_batch
 from tests.support.spark_dirs import SparkDir
@@ -146,7 +149,9 @@ class StoredFlow:
             metadata._generation = self.recovered.generation
             metadata.store_pending(
                 PendingRecord(
-                    epoch=Epoch(epoch), generation=self.recovered.generation, started_ms=0, alignment_limit_ms=0
+                    epoch=Epoch(epoch),
+                    generation=self.recovered.generation,
+                    terms=BarrierTerms(alignment_limit_ms=0),
                 )
             )
         for operator in self.graph.names:
@@ -168,7 +173,7 @@ class StoredFlow:
             operators={name: self._cut(record) for name, record in records.items()},
             channels={name: self._channel_cut(name, records) for name in records},
         )
-        assert self.store.store_manifest(manifest)
+        assert self.store.store_manifest(manifest) == manifest
         self.previous_epoch = Epoch(epoch)
         with closing(SqliteMetadata(self.layout.metadata)) as metadata:
             metadata._generation = self.recovered.generation
@@ -208,26 +213,18 @@ class StoredFlow:
             or [SubtaskRecord(subtask=Subtask(i), files=[], size_bytes=0, new_bytes=0) for i in range(SUBTASKS)],
             shared=shared,
             sinks=sinks,
+            timings=Timings(),
         )
         self.store.store_record(record)
         return record
 
     def _cut(self, record: OperatorRecord) -> OperatorCut:
-        return OperatorCut(
-            batch=record.batch,
-            barrier=record.barrier,
-            positions=record.positions,
-            aligned=record.aligned,
-            watermark_ms=record.watermark_ms,
-            record_sha256=self.store.store_record(record),
-            subtasks=len(record.subtasks),
-            files=len(record.files()),
-            size_bytes=0,
-            new_bytes=0,
-            alignment_ms=0,
-            sync_ms=0,
-            async_ms=0,
-        )
+        return operator_cut(_acknowledgement(self.store.store_record(record)))
+
+    def record_path(self, epoch: int, operator: OperatorId) -> Path:
+        """The record that the epoch's manifest names."""
+        cut = self.store.load_manifest(Epoch(epoch)).operators[operator]
+        return self.layout.record(Epoch(epoch), operator, cut.generation)
 
     def _channel_cut(self, name: OperatorId, records: Mapping[OperatorId, OperatorRecord]) -> ChannelCut:
         barrier = records[name].barrier

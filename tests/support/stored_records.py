@@ -17,8 +17,11 @@ from cutline.ports import (
     SinkRecord,
     SnapshotFile,
     StagedBatch,
+    SubtaskCut,
     SubtaskRecord,
+    Tombstone,
 )
+from cutline.protocol.messages import Timings
 
 SOURCE, TOTALS, TABLE = OperatorId("source"), OperatorId("totals"), SinkId("table")
 STAGED = StagedBatch(
@@ -32,19 +35,26 @@ def _file(path: str, digit: str) -> SnapshotFile:
 
 def _cut(barrier: int, positions: dict[OperatorId, Position]) -> OperatorCut:
     return OperatorCut(
+        generation=Generation(2),
         batch=BatchId(41),
+        after_batch=BatchId(39),
         barrier=Position(barrier),
         positions=positions,
-        aligned=False,
+        mode="unaligned",
         watermark_ms=1_704_067_200_000,
         record_sha256="e" * 64,
-        subtasks=2,
         files=7,
         size_bytes=4_096,
         new_bytes=128,
+        start_delay_ms=4.0,
         alignment_ms=50.25,
         sync_ms=0.5,
         async_ms=12.75,
+        total_ms=67.5,
+        subtasks=[
+            SubtaskCut(subtask=Subtask(0), files=4, size_bytes=4_000, new_bytes=128, async_ms=3.25),
+            SubtaskCut(subtask=Subtask(1), files=3, size_bytes=96, new_bytes=0, async_ms=0.125),
+        ],
     )
 
 
@@ -94,12 +104,16 @@ EXAMPLES: dict[str, Any] = {
         aligned=False,
         watermark_ms=1_704_067_200_000,
         subtasks=[
-            SubtaskRecord(subtask=Subtask(0), files=[_file("state/0/0/42.zip", "a")], size_bytes=17, new_bytes=17),
+            SubtaskRecord(
+                subtask=Subtask(0), files=[_file("state/0/0/42.zip", "a")], size_bytes=17, new_bytes=17, async_ms=3.25
+            ),
             SubtaskRecord(subtask=Subtask(1), files=[], size_bytes=0, new_bytes=0),
         ],
         shared=[_file("metadata", "b"), _file("commits/41", "c")],
         sinks={TABLE: SinkRecord(staged=[STAGED], token={"version": 12})},
+        timings=Timings(start_delay_ms=4.0, alignment_ms=50.25, sync_ms=0.5, async_ms=12.75),
     ),
+    "tombstone": Tombstone(epoch=Epoch(8), generation=Generation(3), reason="subsumed by epoch 9"),
     "entry-data": DataEntry(
         seq=Position(42),
         generation=Generation(2),
@@ -117,5 +131,7 @@ EXAMPLES: dict[str, Any] = {
         positions={SOURCE: Position(40)},
         aligned=False,
         alignment_limit_ms=50,
+        is_binding=True,
+        started_ms=1_704_067_200_000,
     ),
 }

@@ -16,7 +16,7 @@ import pytest
 from cutline import records
 from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry, DataEntry
-from cutline.ports import GenerationRecord, Manifest, OperatorRecord
+from cutline.ports import GenerationRecord, Manifest, OperatorRecord, Tombstone
 from tests.support import stored_records
 
 SAMPLES = Path(__file__).parent / "samples" / f"format-{records.FORMAT_VERSION}"
@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[str, type[Any]]] = {
     "generation": ("generation", GenerationRecord),
     "manifest": ("manifest", Manifest),
     "operator": ("operator", OperatorRecord),
+    "tombstone": ("aborted", Tombstone),
     "entry-data": ("entry", DataEntry),
     "entry-barrier": ("entry", BarrierEntry),
 }

@@ -9,6 +9,7 @@ import msgspec
 from cutline import records
 from cutline.ids import BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.ports import Segment, StagedBatch
+from cutline.protocol.messages import BarrierTerms
 
 KIND = "entry"
 
@@ -43,8 +44,16 @@ class BarrierEntry(msgspec.Struct, frozen=True, kw_only=True, tag="barrier"):
     #: How far the batches up to ``batch`` have read each input: with it a barrier says all there is to a cut.
     positions: dict[OperatorId, Position]
     aligned: bool
-    #: Travels with the barrier, so that consumers need no other message: None = wait without limit, 0 = never wait.
+    #: The terms travel with the barrier, so that consumers need no other message.
     alignment_limit_ms: int | None
+    is_binding: bool = False
+    started_ms: int = 0
+
+    @property
+    def terms(self) -> BarrierTerms:
+        return BarrierTerms(
+            alignment_limit_ms=self.alignment_limit_ms, is_binding=self.is_binding, started_ms=self.started_ms
+        )
 
 
 Entry = DataEntry | BarrierEntry

@@ -10,14 +10,31 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cutline import durable
 from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry, DataEntry, Entry
 from cutline.crashpoints import crashpoint
 from cutline.errors import DamagedRecordError, FencedError, InvariantViolation
-from cutline.ids import NO_BATCH, START, BatchId, OperatorId, Position
+from cutline.ids import NO_BATCH, START, BatchId, Epoch, OperatorId, Position
 from cutline.protocol.lineage import Lineage
+
+
+class Amount(NamedTuple):
+    """How much lies in a range of a log: entries that have rows, their rows, their bytes."""
+
+    entries: int
+    rows: int
+    size_bytes: int
+
+    def plus(self, entry: Entry) -> Amount:
+        if not isinstance(entry, DataEntry) or not entry.rows:
+            return self
+        return Amount(self.entries + 1, self.rows + entry.rows, self.size_bytes + entry.size_bytes)
+
+    def minus(self, other: Amount) -> Amount:
+        return Amount(self.entries - other.entries, self.rows - other.rows, self.size_bytes - other.size_bytes)
 
 
 class ChannelLog:
@@ -29,6 +46,8 @@ class ChannelLog:
         self.lineage = lineage
         #: Visible entries, ascending and gap-free; the first is above START once the log was truncated.
         self._entries: list[Entry] = []
+        #: What lay before each visible entry, and after the last: one more than entries. A range costs a subtraction.
+        self._sums: list[Amount] = [Amount(0, 0, 0)]
         #: Barriers that a power cut could take, oldest first.
         self._unsynced: list[Path] = []
         self._lock = threading.Lock()
@@ -66,6 +85,7 @@ class ChannelLog:
         if problem:
             raise DamagedRecordError(problem, channel=self.operator)
         self._entries.append(entry)
+        self._sums.append(self._sums[-1].plus(entry))
 
     def _gap_before(self, entry: Entry) -> str | None:
         """Why an entry cannot follow the newest one; None when it can. Batches are gap-free like the entries."""
@@ -98,11 +118,18 @@ class ChannelLog:
     def entries(self, first: Position = START, end: Position | None = None) -> list[Entry]:
         """Entries in [first, end)."""
         with self._lock:
-            if not self._entries:
-                return []
-            base = self._entries[0].seq
-            stop = None if end is None else max(end - base, 0)
-            return self._entries[max(first - base, 0) : stop]
+            return self._entries[self._index(first) : None if end is None else self._index(end)]
+
+    def amount(self, first: Position, end: Position) -> Amount:
+        """What lies in [first, end), at the same price however much it is."""
+        with self._lock:
+            begin = self._index(first)
+            return self._sums[max(self._index(end), begin)].minus(self._sums[begin])
+
+    def _index(self, position: Position) -> int:
+        """Where the entry at a position stands in memory; the log is gap-free."""
+        base = self._entries[0].seq if self._entries else START
+        return min(max(position - base, 0), len(self._entries))
 
     def data_entries(self, first: Position = START, end: Position | None = None) -> list[DataEntry]:
         return [entry for entry in self.entries(first, end) if isinstance(entry, DataEntry)]
@@ -132,6 +159,12 @@ class ChannelLog:
 
     def barriers(self) -> list[BarrierEntry]:
         return [entry for entry in self.entries() if isinstance(entry, BarrierEntry)]
+
+    def find_barrier(self, epoch: Epoch) -> BarrierEntry | None:
+        """Newest first: whoever asks has just cut."""
+        with self._lock:
+            barriers = (entry for entry in reversed(self._entries) if isinstance(entry, BarrierEntry))
+            return next((barrier for barrier in barriers if barrier.epoch == epoch), None)
 
     def on_append(self, listener: Callable[[Entry], None]) -> list[Entry]:
         """Call ``listener`` for every entry to come, in order; returns those already there, with none in between."""
@@ -204,6 +237,7 @@ class ChannelLog:
             limit = min(below, self._entries[-1].seq) if self._entries else START
             gone = [entry for entry in self._entries if entry.seq < limit]
             self._entries = self._entries[len(gone) :]
+            self._sums = self._sums[len(gone) :]
         for entry in gone:
             codec.entry_path(self.folder, self.lineage.owner(entry.seq), entry.seq).unlink(missing_ok=True)
             crashpoint("mid-truncate", self.operator)

@@ -20,7 +20,14 @@ def flow_view(status: dict[str, Any], note: str = "") -> RenderableType:
         f"  {status['state']}  generation {status['generation']}  came back by: {recovery['path']}",
         (f"  {note}", "yellow"),
     )
-    return Group(title, _operators(status), _checkpoints(status))
+    return Group(title, *_health(status), _operators(status), _checkpoints(status))
+
+
+def _health(status: dict[str, Any]) -> list[Text]:
+    health = status["health"]
+    if health["healthy"]:
+        return []
+    return [Text(f"{health['failures']} checkpoints in a row have failed: {health['reason']}", style="red")]
 
 
 def _operators(status: dict[str, Any]) -> Table:
@@ -48,12 +55,13 @@ def _checkpoints(status: dict[str, Any]) -> Table:
         )
     for item in status["history"][:6]:
         details = item["details"]
+        is_complete = item["outcome"] == "completed"
         table.add_row(
             str(item["epoch"]),
             item["outcome"],
             str(details.get("duration_ms", "")),
-            f"{details.get('new_bytes', 0):,}" if details else "",
-            f"{details.get('in_flight_rows', 0):,} rows" if details else "",
+            f"{details.get('new_bytes', 0):,}" if is_complete else "",
+            f"{details.get('in_flight_rows', 0):,} rows" if is_complete else "",
             item["reason"],
         )
     published = ", ".join(f"{name}: epoch {item['published_epoch']}" for name, item in status["sinks"].items())

@@ -95,7 +95,7 @@ def status(
     if not path.exists():
         raise ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name")
     loaded: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    if loaded["state"] == "running" and not Path(f"/proc/{loaded['pid']}").exists():
+    if loaded["state"] not in ("stopped", "failed") and not Path(f"/proc/{loaded['pid']}").exists():
         loaded["state"] = "not running (its process is gone; start it again to resume)"
     if as_json:
         typer.echo(json.dumps(loaded))

@@ -14,13 +14,16 @@ import msgspec
 from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
 from cutline.ids import Epoch, Generation, SinkId
 from cutline.ports import EpochOutcome, PendingRecord
+from cutline.protocol.messages import BarrierTerms
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS epochs (
     epoch INTEGER PRIMARY KEY, generation INTEGER NOT NULL, started_ms INTEGER NOT NULL,
-    alignment_limit_ms INTEGER, ended_ms INTEGER, outcome TEXT, reason TEXT, details BLOB);
+    alignment_limit_ms INTEGER, is_binding INTEGER NOT NULL DEFAULT 0, ended_ms INTEGER,
+    outcome TEXT, reason TEXT, details BLOB);
+CREATE TABLE IF NOT EXISTS pins (epoch INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS published (sink TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS recoveries (path TEXT PRIMARY KEY, count INTEGER NOT NULL);
 """
@@ -87,19 +90,31 @@ class SqliteMetadata:
     def store_pending(self, record: PendingRecord) -> None:
         try:
             self._write_fenced(
-                "INSERT INTO epochs (epoch, generation, started_ms, alignment_limit_ms) VALUES (?, ?, ?, ?)",
-                (record.epoch, record.generation, record.started_ms, record.alignment_limit_ms),
+                "INSERT INTO epochs (epoch, generation, started_ms, alignment_limit_ms, is_binding) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (
+                    record.epoch,
+                    record.generation,
+                    record.terms.started_ms,
+                    record.terms.alignment_limit_ms,
+                    record.terms.is_binding,
+                ),
             )
         except sqlite3.IntegrityError as error:
             raise InvariantViolation("an epoch was used twice", epoch=record.epoch) from error
 
     def pending(self) -> list[PendingRecord]:
         rows = self._read(
-            "SELECT epoch, generation, started_ms, alignment_limit_ms FROM epochs WHERE outcome IS NULL ORDER BY epoch"
+            "SELECT epoch, generation, started_ms, alignment_limit_ms, is_binding FROM epochs "
+            "WHERE outcome IS NULL ORDER BY epoch"
         )
         return [
-            PendingRecord(epoch=Epoch(e), generation=Generation(g), started_ms=started, alignment_limit_ms=limit)
-            for e, g, started, limit in rows
+            PendingRecord(
+                epoch=Epoch(epoch),
+                generation=Generation(generation),
+                terms=BarrierTerms(alignment_limit_ms=limit_ms, is_binding=bool(is_binding), started_ms=started_ms),
+            )
+            for epoch, generation, started_ms, limit_ms, is_binding in rows
         ]
 
     def store_outcome(self, outcome: EpochOutcome) -> None:
@@ -138,6 +153,13 @@ class SqliteMetadata:
             )
             for epoch, generation, started, ended, outcome, reason, details in rows
         ]
+
+    def store_pin(self, epoch: Epoch, *, is_pinned: bool) -> None:
+        sql = "INSERT OR IGNORE INTO pins VALUES (?)" if is_pinned else "DELETE FROM pins WHERE epoch = ?"
+        self._write_fenced(sql, (epoch,))
+
+    def pins(self) -> frozenset[Epoch]:
+        return frozenset(Epoch(epoch) for (epoch,) in self._read("SELECT epoch FROM pins"))
 
     def store_published(self, sink: SinkId, epoch: Epoch) -> None:
         self._write_fenced("INSERT OR REPLACE INTO published VALUES (?, ?)", (sink, epoch))

@@ -28,7 +28,10 @@ from cutline.ports.snapshots import (
     SnapshotFile,
     SnapshotStore,
     Spans,
+    StoredRecord,
+    SubtaskCut,
     SubtaskRecord,
+    Tombstone,
 )
 
 __all__ = [
@@ -61,6 +64,9 @@ __all__ = [
     "StagedBatch",
     "StagedTask",
     "Stager",
+    "StoredRecord",
     "StreamingBatch",
+    "SubtaskCut",
     "SubtaskRecord",
+    "Tombstone",
 ]

@@ -55,6 +55,10 @@ class StreamingBatch(Protocol):
         """How far this batch reads each input channel."""
         ...
 
+    def watermark_ms(self) -> int:
+        """Event-time watermark that this batch runs with; 0 without one."""
+        ...
+
     def stage(self, job: StageJob) -> list[StagedTask]:
         """Compute the rows and write them, on the executors. Durable when it returns."""
         ...

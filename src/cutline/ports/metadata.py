@@ -7,15 +7,16 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from cutline.ids import Epoch, Generation, SinkId
+from cutline.protocol.messages import BarrierTerms
 
 
 class PendingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An epoch that was begun and is neither complete nor aborted."""
 
     epoch: Epoch
+    #: The coordinator's that began it.
     generation: Generation
-    started_ms: int
-    alignment_limit_ms: int | None
+    terms: BarrierTerms
 
 
 class EpochOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +57,12 @@ class MetadataStore(Protocol):
     def history(self, limit: int) -> list[EpochOutcome]:
         """The newest outcomes, newest first."""
         ...
+
+    def store_pin(self, epoch: Epoch, *, is_pinned: bool) -> None:
+        """Remember that somebody holds on to an epoch, or has let go of it."""
+        ...
+
+    def pins(self) -> frozenset[Epoch]: ...
 
     def store_published(self, sink: SinkId, epoch: Epoch) -> None: ...
 

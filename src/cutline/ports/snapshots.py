@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
 from cutline.ports.sinks import StagedBatch
+from cutline.protocol.messages import Timings
 
 #: (generation, first position) pairs; see ``cutline.protocol.lineage``.
 Spans = list[tuple[Generation, Position]]
@@ -45,6 +46,8 @@ class SubtaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     files: list[SnapshotFile]
     size_bytes: int
     new_bytes: int
+    #: Hashing and storing its files.
+    async_ms: float = 0.0
 
 
 class SinkRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +58,10 @@ class SinkRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What one operator contributes to one epoch: state and positions, in one atomic record."""
+    """What one operator contributes to one epoch: state and positions, in one atomic record, never changed.
+
+    It holds all that the acknowledgement says, so that an operator can say it again.
+    """
 
     flow: FlowName
     operator: OperatorId
@@ -69,27 +75,53 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     subtasks: list[SubtaskRecord]
     shared: list[SnapshotFile]
     sinks: dict[SinkId, SinkRecord]
+    timings: Timings
 
     def files(self) -> list[SnapshotFile]:
         return [*self.shared, *(file for subtask in self.subtasks for file in subtask.files)]
 
 
-class OperatorCut(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's line in the manifest."""
+class StoredRecord(NamedTuple):
+    """An operator's record as it lies in the store."""
 
-    batch: BatchId
-    barrier: Position
-    positions: dict[OperatorId, Position]
-    aligned: bool
-    watermark_ms: int
-    record_sha256: str
-    subtasks: int
+    record: OperatorRecord
+    sha256: str
+
+
+class SubtaskCut(msgspec.Struct, frozen=True, kw_only=True):
+    """A subtask's figures in the manifest."""
+
+    subtask: Subtask
     files: int
     size_bytes: int
     new_bytes: int
+    async_ms: float
+
+
+class OperatorCut(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's line in the manifest."""
+
+    #: Whose record it is.
+    generation: Generation
+    batch: BatchId
+    #: The cut of the complete epoch before this one: sinks publish what was staged since. Epochs before may be gone.
+    after_batch: BatchId
+    barrier: Position
+    positions: dict[OperatorId, Position]
+    #: As it was cut in the end, whatever was asked for.
+    mode: Literal["aligned", "unaligned"]
+    watermark_ms: int
+    record_sha256: str
+    files: int
+    size_bytes: int
+    new_bytes: int
+    start_delay_ms: float
     alignment_ms: float
     sync_ms: float
     async_ms: float
+    #: From the start of the epoch until the record was stored.
+    total_ms: float
+    subtasks: list[SubtaskCut]
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +153,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     completed_ms: int
     operators: dict[OperatorId, OperatorCut]
     channels: dict[OperatorId, ChannelCut]
+
+
+class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
+    """Stands in the place of a manifest that will never be: no older coordinator can create it afterwards."""
+
+    epoch: Epoch
+    #: Who has given the epoch up.
+    generation: Generation
+    reason: str
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,21 +222,32 @@ class SnapshotStore(Protocol):
         """Hash and keep the pinned files by content; returns them per subtask, and the shared ones."""
         ...
 
-    def store_record(self, record: OperatorRecord) -> str:
-        """Keep an operator's record; returns its checksum. Stored before with other content: replaced."""
+    def store_record(self, record: OperatorRecord) -> StoredRecord:
+        """Create an operator's record of its generation; returns the one that is there, which may be an older one."""
         ...
 
-    def store_manifest(self, manifest: Manifest) -> bool:
-        """Create the manifest. False: this epoch has one already."""
+    def find_record(self, epoch: Epoch, operator: OperatorId, generation: Generation) -> StoredRecord | None:
+        """The record of an epoch that is pending, if it was stored. What it names is held on to, as by storing it."""
+        ...
+
+    def store_manifest(self, manifest: Manifest) -> Manifest | Tombstone:
+        """Create the manifest; returns what stands in its place: this one, or what was there before."""
+        ...
+
+    def store_tombstone(self, tombstone: Tombstone) -> Manifest | Tombstone:
+        """See to it that nobody can create the manifest; returns what stands in its place.
+
+        Something that cannot be read bars others too, so then it is the tombstone that was not written.
+        """
         ...
 
     def discard(self, epoch: Epoch) -> None:
-        """Forget what an aborted epoch left behind. An epoch with a manifest is left alone."""
+        """Forget what an aborted epoch left behind. A manifest and all it names is left alone; a tombstone stays."""
         ...
 
     # ---- reading
     def epochs(self) -> list[Epoch]:
-        """Epochs that have a manifest, ascending."""
+        """Epochs that have a manifest, readable or not, ascending. Those with a tombstone have none."""
         ...
 
     def load_manifest(self, epoch: Epoch) -> Manifest: ...

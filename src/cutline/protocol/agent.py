@@ -6,6 +6,7 @@ last *appended* batch, whatever batch is being computed. Only alignment waits, a
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
@@ -14,14 +15,18 @@ from cutline.errors import InvariantViolation
 from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, OperatorId, Position
 from cutline.protocol.gate import InputGate
 from cutline.protocol.messages import (
+    AckRequested,
     AgentAction,
     AgentEvent,
     AppendBarrier,
     BarrierAppeared,
     BarrierRequested,
+    BarrierTerms,
     BatchAppended,
     DataAppeared,
     EpochClosed,
+    ReportFailure,
+    ResendAck,
     SetGate,
     TakeSnapshot,
     TimePassed,
@@ -29,6 +34,30 @@ from cutline.protocol.messages import (
 
 #: Epochs further behind the newest closed one than this are taken as closed without being remembered one by one.
 CLOSED_EPOCHS_REMEMBERED = 4096
+
+
+class CutState(enum.Enum):
+    """Where one operator stands with one epoch. The values are what people read."""
+
+    UNSEEN = "unseen"  # no barrier has appeared here
+    ALIGNING = "aligning"  # a barrier has; the gate holds that input
+    CUT = "cut"  # the operator's own barrier is in its log; the snapshot is taken and acknowledged
+    MISSED = "missed"  # given up here: it read on without a cut, and will never cut for this epoch
+    CLOSED = "closed"  # complete or aborted
+
+
+#: Every legal move. A pair that is not here is a bug in the agent.
+MOVES: Mapping[CutState, frozenset[CutState]] = {
+    # Cut at once by a source, by an unaligned operator, and by one that has read everything up to the barrier.
+    CutState.UNSEEN: frozenset({CutState.ALIGNING, CutState.CUT, CutState.MISSED, CutState.CLOSED}),
+    CutState.ALIGNING: frozenset({CutState.CUT, CutState.MISSED, CutState.CLOSED}),
+    CutState.CUT: frozenset({CutState.CLOSED}),
+    CutState.MISSED: frozenset({CutState.CLOSED}),
+    CutState.CLOSED: frozenset(),
+}
+
+#: Stands for "as the barrier says".
+AS_FLOW = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +76,7 @@ class _Alignment:
 
     since_ms: int
     limit_ms: int | None
+    terms: BarrierTerms
 
     def is_expired(self, now_ms: int) -> bool:
         return self.limit_ms is not None and now_ms - self.since_ms >= self.limit_ms
@@ -65,9 +95,18 @@ class Agent:
         last_batch: BatchId = NO_BATCH,
         positions: Mapping[OperatorId, Position] | None = None,
         found_cuts: Iterable[FoundCut] = (),
+        own_limit_ms: int | None = AS_FLOW,
+        patience_ms: int | None = None,
     ) -> None:
-        """``last_epoch``: highest epoch ever given out; those up to it that are not in ``open_epochs`` are over."""
+        """``last_epoch``: highest epoch ever given out; those up to it that are not in ``open_epochs`` are over.
+
+        ``own_limit_ms``: this operator's alignment limit, whatever the barriers say (unless they are binding).
+        ``patience_ms``: after so long an alignment the operator gives the epoch up by itself, so that it never waits
+        for a coordinator that is gone.
+        """
         self.operator = operator
+        self._own_limit_ms = own_limit_ms
+        self._patience_ms = patience_ms
         self.last_batch = last_batch
         self._positions = {channel: (positions or {}).get(channel, START) for channel in inputs}
         self._gates = {channel: InputGate(position) for channel, position in self._positions.items()}
@@ -76,8 +115,9 @@ class Agent:
         self._floor = last_epoch
         self._open_below_floor = set(open_epochs)
         self._closed: set[Epoch] = set()
-        #: Disjoint from _cut.
+        #: Disjoint from one another: an epoch is aligning, cut, or missed, or none of these.
         self._aligning: dict[Epoch, _Alignment] = {}
+        self._missed: dict[Epoch, str] = {}
         self._found_cuts = tuple(found_cuts)
         self._cut: set[Epoch] = {cut.epoch for cut in self._found_cuts}
         self._last_cut = max(self._cut, default=NO_EPOCH)
@@ -108,22 +148,26 @@ class Agent:
                     raise InvariantViolation(
                         "a barrier was requested of an operator with inputs", operator=self.operator
                     )
-                self._begin_alignment(event.epoch, event.alignment_limit_ms, now_ms)
+                actions.extend(self._begin_alignment(event.epoch, event.terms, now_ms))
             case DataAppeared():
                 self._gate(event.channel).data_appeared(event.seq, has_rows=event.has_rows)
             case BarrierAppeared():
                 uncut = self._is_uncut(event.epoch)
-                self._gate(event.channel).barrier_appeared(event.seq, event.epoch, is_uncut=uncut)
-                if uncut:
-                    self._begin_alignment(event.epoch, event.alignment_limit_ms, now_ms)
+                if not self._gate(event.channel).barrier_appeared(event.seq, event.epoch, is_uncut=uncut):
+                    actions.extend(self._miss(event.epoch, "an earlier life of the operator had given it up"))
+                elif uncut:
+                    actions.extend(self._begin_alignment(event.epoch, event.terms, now_ms))
             case BatchAppended():
                 self._batch_appended(event)
             case EpochClosed():
                 self._close(event.epoch)
+            case AckRequested():
+                actions.extend(self._answer(event.epoch))
             case TimePassed():
                 pass
             case _:
                 assert_never(event)
+        actions.extend(self._give_up_what_lasts(now_ms))
         actions.extend(self._cut_what_is_ready(now_ms))
         actions.extend(self._moved_gates())
         return actions
@@ -134,7 +178,30 @@ class Agent:
             return None
         # Epochs are cut in order, so only the first one can become ready by time alone.
         first = self._aligning[min(self._aligning)]
-        return None if first.limit_ms is None else first.since_ms + first.limit_ms
+        is_limited = first.limit_ms is not None and self._has_caught_up()
+        deadlines = [first.since_ms + (first.limit_ms or 0)] if is_limited else []
+        if self._patience_ms is not None:
+            # Any of them may be given up; a later epoch's barrier may have been the first to appear.
+            deadlines.append(min(one.since_ms for one in self._aligning.values()) + self._patience_ms)
+        return min(deadlines, default=None)
+
+    def state_of(self, epoch: Epoch) -> CutState:
+        """Where this operator stands with an epoch."""
+        if not self._is_open(epoch):
+            return CutState.CLOSED
+        if epoch in self._missed:
+            return CutState.MISSED
+        if epoch in self._cut:
+            return CutState.CUT
+        return CutState.ALIGNING if epoch in self._aligning else CutState.UNSEEN
+
+    def is_aligning(self) -> bool:
+        """Whether a barrier waits for this operator to read up to it."""
+        return bool(self._aligning)
+
+    def unsettled(self) -> tuple[Epoch, ...]:
+        """The epochs that have reached this operator and whose end it has not heard of."""
+        return tuple(sorted({*self._aligning, *self._cut, *self._missed}))
 
     def aligning(self) -> Mapping[Epoch, tuple[OperatorId, ...]]:
         """Per epoch being aligned: the inputs whose barrier has not been reached. For people who wait."""
@@ -153,10 +220,39 @@ class Agent:
                 "entry of a channel that is no input", operator=self.operator, channel=channel
             ) from None
 
-    def _begin_alignment(self, epoch: Epoch, limit_ms: int | None, now_ms: int) -> None:
-        # An epoch below the last cut can no longer be cut in order; it is left to its timeout.
-        if self._is_uncut(epoch) and epoch > self._last_cut and epoch not in self._aligning:
-            self._aligning[epoch] = _Alignment(since_ms=now_ms, limit_ms=limit_ms)
+    def _begin_alignment(self, epoch: Epoch, terms: BarrierTerms, now_ms: int) -> list[AgentAction]:
+        if not self._is_uncut(epoch) or epoch in self._aligning:
+            return []
+        if epoch < self._last_cut:
+            return self._miss(epoch, f"epoch {self._last_cut} was cut before it")
+        if terms.is_binding or self._own_limit_ms == AS_FLOW:
+            limit_ms = terms.alignment_limit_ms
+        else:
+            limit_ms = self._own_limit_ms
+        self._aligning[epoch] = _Alignment(since_ms=now_ms, limit_ms=limit_ms, terms=terms)
+        return []
+
+    def _miss(self, epoch: Epoch, reason: str) -> list[AgentAction]:
+        """Never cut for this epoch: it cannot complete, and the gate need not hold anything for it."""
+        self._missed[epoch] = reason
+        self._aligning.pop(epoch, None)
+        for gate in self._gates.values():
+            gate.release(epoch)
+        return [ReportFailure(epoch=epoch, reason=reason)]
+
+    def _give_up_what_lasts(self, now_ms: int) -> list[AgentAction]:
+        if self._patience_ms is None:
+            return []
+        lasting = [e for e, alignment in self._aligning.items() if now_ms - alignment.since_ms >= self._patience_ms]
+        reason = f"no alignment within {self._patience_ms} ms"
+        return [action for epoch in lasting for action in self._miss(epoch, reason)]
+
+    def _answer(self, epoch: Epoch) -> list[AgentAction]:
+        if epoch in self._cut:
+            return [ResendAck(epoch=epoch)]
+        if epoch in self._missed:
+            return [ReportFailure(epoch=epoch, reason=self._missed[epoch])]
+        return []
 
     def check(self, event: BatchAppended) -> None:
         """Raise if this batch must not be appended: out of order, or read past the gate. To be asked before it is."""
@@ -181,6 +277,7 @@ class Agent:
         self._closed.add(epoch)
         self._open_below_floor.discard(epoch)
         self._aligning.pop(epoch, None)
+        self._missed.pop(epoch, None)
         self._cut.discard(epoch)
         for gate in self._gates.values():
             gate.release(epoch)
@@ -190,6 +287,8 @@ class Agent:
 
     def _cut_what_is_ready(self, now_ms: int) -> list[AgentAction]:
         actions: list[AgentAction] = []
+        if not self._has_caught_up():
+            return actions
         # In the order of epochs, so that barriers stand in the log in that order: the first to wait holds the rest.
         for epoch in sorted(self._aligning):
             alignment = self._aligning[epoch]
@@ -207,8 +306,8 @@ class Agent:
                     epoch=epoch,
                     batch=self.last_batch,
                     positions=positions,
-                    alignment_limit_ms=alignment.limit_ms,
                     aligned=aligned,
+                    terms=alignment.terms,
                 )
             )
             actions.append(
@@ -218,6 +317,7 @@ class Agent:
                     positions=positions,
                     aligned=aligned,
                     alignment_ms=now_ms - alignment.since_ms,
+                    start_delay_ms=max(alignment.since_ms - alignment.terms.started_ms, 0),
                 )
             )
         return actions
@@ -233,11 +333,14 @@ class Agent:
 
     # ------------------------------------------------------------------ questions
 
+    def _has_caught_up(self) -> bool:
+        return all(gate.has_caught_up() for gate in self._gates.values())
+
     def _is_open(self, epoch: Epoch) -> bool:
         return epoch not in self._closed and (epoch > self._floor or epoch in self._open_below_floor)
 
     def _is_uncut(self, epoch: Epoch) -> bool:
-        return self._is_open(epoch) and epoch not in self._cut
+        return self._is_open(epoch) and epoch not in self._cut and epoch not in self._missed
 
     def _stands_at_barrier(self, channel: OperatorId, epoch: Epoch) -> bool:
         at = self._gates[channel].barrier_position(epoch)

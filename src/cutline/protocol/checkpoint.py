@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cutline.errors import InvariantViolation
-from cutline.ids import Epoch, Generation, OperatorId, Subtask
-from cutline.protocol.messages import OperatorAck
+from cutline.ids import BatchId, Epoch, Generation, OperatorId, Subtask
+from cutline.protocol.messages import BarrierTerms, OperatorAck
 
 
 class EpochState(enum.Enum):
@@ -31,7 +31,8 @@ MOVES: Mapping[EpochState, frozenset[EpochState]] = {
     EpochState.COLLECTING: frozenset({EpochState.COMPLETING, EpochState.ABORTING}),
     # Aborted from here only when the store says that the manifest was certainly not created.
     EpochState.COMPLETING: frozenset({EpochState.COMPLETED, EpochState.ABORTING}),
-    EpochState.ABORTING: frozenset({EpochState.ABORTED}),
+    # Complete after all when an earlier coordinator turns out to have stored the manifest.
+    EpochState.ABORTING: frozenset({EpochState.ABORTED, EpochState.COMPLETED}),
     EpochState.COMPLETED: frozenset(),
     EpochState.ABORTED: frozenset(),
 }
@@ -51,15 +52,28 @@ class PendingEpoch:
     """The tally: subtask → operator → flow."""
 
     epoch: Epoch
-    generation: Generation
+    #: Of each operator: what is said in another one counts for nothing.
+    generations: Mapping[OperatorId, Generation]
+    terms: BarrierTerms
+    #: When it began as this coordinator's clock goes; ``terms`` may hold the time of an earlier one's.
     started_ms: int
-    alignment_limit_ms: int | None
+    #: An earlier coordinator began it.
+    is_inherited: bool = False
     #: Still to acknowledge, per operator. An operator without any left is complete. Tracks who, not how many.
     awaiting: dict[OperatorId, set[Subtask]]
-    acks: dict[OperatorId, OperatorAck] = field(default_factory=dict)
+    #: Those with an entry left in ``awaiting``: who is complete is known without looking at everybody.
+    incomplete: set[OperatorId] = field(init=False)
+    #: What each operator has said, in one message or in several.
+    parts: dict[OperatorId, list[OperatorAck]] = field(default_factory=dict)
     state: EpochState = EpochState.RECORDING
     requests: list[str] = field(default_factory=list)
     abort_reason: str = ""
+    #: When those that are missing are asked next, and how often they were.
+    ask_at_ms: int = 0
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        self.incomplete = {operator for operator, subtasks in self.awaiting.items() if subtasks}
 
     def move(self, to: EpochState) -> None:
         """Go to the next state, if the table allows it."""
@@ -69,26 +83,40 @@ class PendingEpoch:
 
     def acknowledge(self, ack: OperatorAck) -> AckOutcome:
         """Count an operator's acknowledgement."""
-        if ack.generation != self.generation:
-            return AckOutcome.STALE
         if ack.operator not in self.awaiting or self.state is not EpochState.COLLECTING:
             return AckOutcome.UNKNOWN
+        if ack.generation != self.generations[ack.operator]:
+            return AckOutcome.STALE
         awaiting = self.awaiting[ack.operator]
         fresh = {subtask.subtask for subtask in ack.subtasks} & awaiting
         if not fresh:
             return AckOutcome.DUPLICATE
+        known = self.parts.setdefault(ack.operator, [])
+        if known and known[0].record_sha256 != ack.record_sha256:
+            return AckOutcome.DUPLICATE  # of a snapshot that was taken again; the first one is as good
         awaiting -= fresh
-        known = self.acks.get(ack.operator)
-        if known is not None:  # in parts: what was said before still counts
-            added = tuple(subtask for subtask in ack.subtasks if subtask.subtask in fresh)
-            ack = replace(ack, subtasks=(*known.subtasks, *added))
-        self.acks[ack.operator] = ack
+        if not awaiting:
+            self.incomplete.discard(ack.operator)
+        if len(fresh) < len(ack.subtasks):
+            ack = replace(ack, subtasks=tuple(subtask for subtask in ack.subtasks if subtask.subtask in fresh))
+        known.append(ack)
         return AckOutcome.ACCEPTED
+
+    def merged_acks(self) -> dict[OperatorId, OperatorAck]:
+        """One acknowledgement per operator, with all its subtasks."""
+        return {
+            operator: replace(parts[0], subtasks=tuple(subtask for part in parts for subtask in part.subtasks))
+            for operator, parts in self.parts.items()
+        }
+
+    def cut_batches(self) -> dict[OperatorId, BatchId]:
+        """Per operator: the batch after which it has cut."""
+        return {operator: parts[0].cut.batch for operator, parts in self.parts.items()}
 
     def is_acknowledged_by_all(self) -> bool:
         """Whether the manifest may be created."""
-        return not any(self.awaiting.values())
+        return not self.incomplete
 
     def missing(self) -> dict[OperatorId, list[Subtask]]:
         """Who has not acknowledged, for people."""
-        return {operator: sorted(subtasks) for operator, subtasks in self.awaiting.items() if subtasks}
+        return {operator: sorted(self.awaiting[operator]) for operator in self.awaiting if operator in self.incomplete}

@@ -30,12 +30,16 @@ class InputGate:
         if self._is_new(seq) and has_rows:
             self.end = max(self.end, Position(seq + 1))
 
-    def barrier_appeared(self, seq: Position, epoch: Epoch, *, is_uncut: bool) -> None:
-        """A barrier is in the log; ``is_uncut``: it is open and this operator has yet to cut for it."""
+    def barrier_appeared(self, seq: Position, epoch: Epoch, *, is_uncut: bool) -> bool:
+        """A barrier is in the log; ``is_uncut``: it is open and this operator has yet to cut for it.
+
+        False: an earlier life of the operator had given the epoch up and read on. It can never be cut for.
+        """
         if self._is_new(seq) and is_uncut:
             if seq < self._read_before:
-                raise InvariantViolation(f"the barrier at {seq} was read past without a cut", epoch=epoch)
+                return False
             self._uncut[epoch] = self.end
+        return True
 
     def _is_new(self, seq: Position) -> bool:
         expected = seq if self._next_seq is None else self._next_seq
@@ -46,6 +50,13 @@ class InputGate:
             return False
         self._next_seq = Position(seq + 1)
         return True
+
+    def has_caught_up(self) -> bool:
+        """Whether everything that was read before this gate was made has appeared again.
+
+        Until then a barrier that was read past may be among what has not: no cut is safe.
+        """
+        return self._read_before == START or (self._next_seq is not None and self._next_seq >= self._read_before)
 
     def release(self, epoch: Epoch) -> None:
         """The operator has cut for the epoch, or the epoch is over."""

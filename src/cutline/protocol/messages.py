@@ -20,6 +20,27 @@ class CheckpointOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierTerms:
+    """What a barrier says beside its epoch; it travels through the logs, so that consumers need no other message."""
+
+    #: None: wait for alignment without limit; 0: never wait.
+    alignment_limit_ms: int | None
+    #: Asked for by name for this checkpoint: operators that have a limit of their own follow it all the same.
+    is_binding: bool = False
+    #: When the epoch began, by the coordinator's clock.
+    started_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundManifest:
+    """What counts of a manifest that somebody else has stored."""
+
+    generation: Generation
+    previous_epoch: Epoch
+    batches: Mapping[OperatorId, BatchId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutPoint:
     """Where one operator cut for one epoch."""
 
@@ -41,12 +62,16 @@ class SubtaskAck:
     size_bytes: int
     #: Bytes that no earlier checkpoint had stored.
     new_bytes: int
+    #: Hashing and storing this subtask's files.
+    async_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """How long an operator took for one epoch."""
 
+    #: From the start of the epoch until its first barrier was here.
+    start_delay_ms: float = 0.0
     alignment_ms: float = 0.0
     #: On the hot path: barrier and pinning.
     sync_ms: float = 0.0
@@ -76,8 +101,7 @@ class BarrierRequested:
     """The coordinator asks a source operator to begin an epoch."""
 
     epoch: Epoch
-    #: None: wait for alignment without limit; 0: never wait.
-    alignment_limit_ms: int | None
+    terms: BarrierTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +120,7 @@ class BarrierAppeared:
     channel: OperatorId
     seq: Position
     epoch: Epoch
-    alignment_limit_ms: int | None
+    terms: BarrierTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +136,14 @@ class EpochClosed:
     """The epoch is complete or aborted: its barriers mean nothing any more."""
 
     epoch: Epoch
+    completed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckRequested:
+    """The coordinator has not heard what became of an epoch here, or has forgotten it."""
+
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +151,7 @@ class TimePassed:
     """Nothing happened but time."""
 
 
-AgentEvent = BarrierRequested | DataAppeared | BarrierAppeared | BatchAppended | EpochClosed | TimePassed
+AgentEvent = BarrierRequested | DataAppeared | BarrierAppeared | BatchAppended | EpochClosed | AckRequested | TimePassed
 
 # --------------------------------------------------------------------------- actions of the agent
 
@@ -131,8 +163,8 @@ class AppendBarrier:
     epoch: Epoch
     batch: BatchId
     positions: Mapping[OperatorId, Position]
-    alignment_limit_ms: int | None
     aligned: bool
+    terms: BarrierTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +176,22 @@ class TakeSnapshot:
     positions: Mapping[OperatorId, Position]
     aligned: bool
     alignment_ms: int
+    start_delay_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResendAck:
+    """Say again that the epoch's snapshot is stored, if it is; if it is under way, nothing is to be done."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFailure:
+    """Tell the coordinator that this operator will never cut for the epoch."""
+
+    epoch: Epoch
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +202,7 @@ class SetGate:
     admit: Position
 
 
-AgentAction = AppendBarrier | TakeSnapshot | SetGate
+AgentAction = AppendBarrier | TakeSnapshot | ResendAck | ReportFailure | SetGate
 
 # --------------------------------------------------------------------------- events for the coordinator
 
@@ -193,10 +241,61 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorStarted:
+    """An operator's agent has begun a new life; what it was told before is forgotten."""
+
+    operator: OperatorId
+    generation: Generation
+    #: The epochs that it takes for open.
+    open_epochs: tuple[Epoch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressMade:
+    """What an operator has done since it last said so."""
+
+    operator: OperatorId
+    is_source: bool
+    batches: int = 0
+    rows: int = 0
+    #: Event-time watermark; 0 without one.
+    watermark_ms: int = 0
+    #: Its channel is full: consumers are behind.
+    is_without_room: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionLost:
+    """Operators have failed for good; they and all behind them go back to the newest complete epoch."""
+
+    operators: frozenset[OperatorId]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionRestored:
+    """The lost operators run again, in a generation of their own, which is now the coordinator's too."""
+
+    operators: frozenset[OperatorId]
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinChanged:
+    """A person or a savepoint holds on to an epoch, or lets go of it."""
+
+    epoch: Epoch
+    is_pinned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestStored:
     """The manifest is durable: the checkpoint exists."""
 
     epoch: Epoch
+    completed_ms: int = 0
+    #: Set when it turned out that an earlier life of the coordinator had stored it: the cuts of that manifest.
+    found: FoundManifest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +336,11 @@ CoordinatorEvent = (
     CheckpointRequested
     | PendingStored
     | OperatorAcked
+    | OperatorStarted
+    | ProgressMade
+    | RegionLost
+    | RegionRestored
+    | PinChanged
     | SnapshotFailed
     | ManifestStored
     | ManifestRefused
@@ -254,8 +358,7 @@ class StorePending:
     """Make the epoch's start durable, then say ``PendingStored``."""
 
     epoch: Epoch
-    started_ms: int
-    alignment_limit_ms: int | None
+    terms: BarrierTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,17 +367,31 @@ class InjectBarrier:
 
     operator: OperatorId
     epoch: Epoch
-    alignment_limit_ms: int | None
+    terms: BarrierTerms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestAck:
+    """Ask an operator what became of an epoch."""
+
+    operator: OperatorId
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreManifest:
-    """Create the manifest (conditionally), then say ``ManifestStored`` or ``ManifestRefused``."""
+    """Create the manifest (conditionally), then say ``ManifestStored`` or ``ManifestRefused``.
+
+    One that is there already, of an earlier generation, is as good: say ``ManifestStored`` with what was found.
+    """
 
     epoch: Epoch
     previous_epoch: Epoch
     started_ms: int
     acks: Mapping[OperatorId, OperatorAck]
+    #: An earlier coordinator began the epoch and may still want to store it: its place must stay taken for good, also
+    #: when the checkpoint itself is collected.
+    is_inherited: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,14 +400,19 @@ class StoreAborted:
 
     epoch: Epoch
     reason: str
+    #: Begun by an earlier coordinator, which may still be about to store the manifest: bar it from doing so first.
+    #: If it has done so, the epoch is complete after all: say ``ManifestStored`` with what was found.
+    is_inherited: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnounceClosed:
-    """Tell every operator that the epoch is over."""
+    """Tell operators that the epoch is over."""
 
     epoch: Epoch
     completed: bool
+    #: None: all of them.
+    operator: OperatorId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,10 +425,21 @@ class CommitSink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseBelow:
-    """Everything older than ``min_epoch`` may go: checkpoints, blobs, channel entries."""
+class ReleaseEpochs:
+    """These checkpoints may go, and what only they needed: blobs, channel entries."""
 
-    min_epoch: Epoch
+    drop: tuple[Epoch, ...]
+    #: Those that stay, ascending.
+    retained: tuple[Epoch, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportHealth:
+    """Whether checkpoints fail more often in a row than the flow's owner tolerates."""
+
+    is_healthy: bool
+    failures: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,10 +455,12 @@ class AnswerRequest:
 CoordinatorAction = (
     StorePending
     | InjectBarrier
+    | RequestAck
     | StoreManifest
     | StoreAborted
     | AnnounceClosed
     | CommitSink
-    | ReleaseBelow
+    | ReleaseEpochs
+    | ReportHealth
     | AnswerRequest
 )

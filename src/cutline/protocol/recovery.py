@@ -1,11 +1,12 @@
-"""Which complete epochs belong to the history that the flow is in now."""
+"""The rules by which a flow comes back, as far as they need no disk: what is live, usable, open; who goes back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cutline.ids import Epoch, Generation
+from cutline.ids import NO_EPOCH, Epoch, Generation, OperatorId, Position
+from cutline.protocol.lineage import Lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +31,60 @@ def live_epochs(complete: Iterable[tuple[Epoch, Generation]], incarnations: Sequ
         return not any(one.is_fresh or (one.restored_epoch is not None and epoch > one.restored_epoch) for one in later)
 
     return sorted(epoch for epoch, generation in complete if is_live(epoch, generation))
+
+
+def is_resumable(begun_in: Generation, incarnations: Iterable[Incarnation]) -> bool:
+    """Whether an epoch that was pending can still complete: no later generation went back behind it."""
+    return not any(
+        one.generation > begun_in and (one.is_fresh or one.restored_epoch is not None) for one in incarnations
+    )
+
+
+def is_of_history(
+    barriers: Mapping[OperatorId, Position], then: Mapping[OperatorId, Lineage], now: Mapping[OperatorId, Lineage]
+) -> bool:
+    """Whether all barriers of an epoch stand in the logs as they are read now.
+
+    What an old life wrote into its own generation after another one had forked the logs is no part of the flow, and
+    neither is a checkpoint of it.
+    """
+    return all(
+        now[name].owner(barrier) == then[name].owner(barrier) for name, barrier in barriers.items() if name in now
+    )
+
+
+def lost_behind(
+    live: Sequence[tuple[Epoch, Epoch]], *, unreadable: Collection[Epoch], published: Iterable[Epoch]
+) -> list[tuple[Epoch, Epoch]]:
+    """Of (epoch, the one before it), ascending: those that cannot be used because the one before them is lost.
+
+    An epoch publishes what was staged after the one before it, so that one must be known. A beginning that is gone was
+    let go of, and needed by nobody; one that cannot be read, or is missing in between, takes the next along.
+    """
+    slowest = min(published, default=None)
+    lost: list[tuple[Epoch, Epoch]] = []
+    gone = set(unreadable)
+    newest_usable = NO_EPOCH
+    for epoch, before in live:
+        is_known = newest_usable == before
+        is_lost = before in gone or (newest_usable != NO_EPOCH and newest_usable < before)
+        if slowest is not None and epoch > slowest and is_lost and not is_known:
+            lost.append((epoch, before))
+            gone.add(epoch)
+        else:
+            newest_usable = epoch
+    return lost
+
+
+def region_of(
+    failed: Iterable[OperatorId], consumers: Mapping[OperatorId, Collection[OperatorId]]
+) -> frozenset[OperatorId]:
+    """What failed and everything downstream of it. What is upstream goes on: the channels have kept the data."""
+    region: set[OperatorId] = set()
+    todo = list(failed)
+    while todo:
+        operator = todo.pop()
+        if operator not in region:
+            region.add(operator)
+            todo.extend(consumers.get(operator, ()))
+    return frozenset(region)

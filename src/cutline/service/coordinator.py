@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import assert_never
+from typing import Any, assert_never
 
 from cutline.crashpoints import crashpoint
-from cutline.errors import CheckpointFailedError, FencedError
-from cutline.ids import START, Epoch, FlowName, Generation, OperatorId, SinkId
+from cutline.errors import CheckpointFailedError, FencedError, UnknownEpochError
+from cutline.ids import Epoch, FlowName, OperatorId, SinkId
 from cutline.logs import get_logger
-from cutline.ports import (
-    ChannelCut,
-    EpochOutcome,
-    InFlight,
-    Manifest,
-    MetadataStore,
-    OperatorCut,
-    PendingRecord,
-    SnapshotStore,
-)
+from cutline.ports import EpochOutcome, Manifest, MetadataStore, PendingRecord, SnapshotStore, Tombstone
 from cutline.protocol.coordinator import Coordinator, StoredPending
 from cutline.protocol.messages import (
     AbortStored,
+    AckRequested,
     AnnounceClosed,
     AnswerRequest,
     BarrierRequested,
@@ -34,13 +26,16 @@ from cutline.protocol.messages import (
     CommitSink,
     CoordinatorAction,
     CoordinatorEvent,
+    EpochClosed,
     InjectBarrier,
     ManifestRefused,
     ManifestStored,
-    OperatorAck,
     OperatorAcked,
     PendingStored,
-    ReleaseBelow,
+    PinChanged,
+    ReleaseEpochs,
+    ReportHealth,
+    RequestAck,
     SinkCommitFailed,
     SinkCommitted,
     StoreAborted,
@@ -49,8 +44,17 @@ from cutline.protocol.messages import (
     TimePassed,
 )
 from cutline.service.clock import now_ms
+from cutline.service.manifests import (
+    abort_details,
+    build_manifest,
+    found_manifest,
+    is_of_history,
+    read_past_barrier,
+    statistics,
+)
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
+from cutline.service.post import Letter, PostBox, ToCoordinator, ToOperator
 
 log = get_logger(__name__)
 
@@ -62,25 +66,32 @@ class CoordinatorService:
         self,
         *,
         flow: FlowName,
-        generation: Generation,
         core: Coordinator,
         metadata: MetadataStore,
         snapshots: SnapshotStore,
         operators: Mapping[OperatorId, OperatorService],
-        release: Callable[[Epoch], None],
+        release: Callable[[ReleaseEpochs], None],
         on_fatal: Callable[[BaseException], None],
         metrics: Metrics,
+        retry_ms: int,
+        retry_limit: int,
     ) -> None:
+        """``retry_ms``, ``retry_limit``: how often a message that is not answered is sent again."""
         self._flow = flow
-        self._generation = generation
         self._core = core
         self._metadata = metadata
         self._snapshots = snapshots
         self._operators = operators
+        self._channels = {name: service.channel for name, service in operators.items()}
         self._release = release
         self._on_fatal = on_fatal
         self._metrics = metrics
-        self._events: queue.SimpleQueue[CoordinatorEvent | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[CoordinatorEvent | tuple[OperatorId, Letter] | None] = queue.SimpleQueue()
+        self._post: dict[OperatorId, PostBox[ToOperator, ToCoordinator]] = {
+            name: PostBox(core.generation, service.deliver, retry_ms=retry_ms, retry_limit=retry_limit)
+            for name, service in operators.items()
+        }
+        self._health = ReportHealth(is_healthy=True, failures=0)
         self._requests: dict[str, Future[Epoch]] = {}
         self._requests_made = 0
         self._is_stopped = False
@@ -105,8 +116,9 @@ class CoordinatorService:
         for future in list(self._requests.values()):
             future.cancel()
 
-    def notify(self, event: CoordinatorEvent) -> None:
-        self._events.put(event)
+    def deliver(self, operator: OperatorId, letter: Letter) -> None:
+        """An operator's wire ends here; a letter is taken in on the coordinator's own thread, in order."""
+        self._events.put((operator, letter))
 
     def request_checkpoint(self, options: CheckpointOptions | None) -> Future[Epoch]:
         """Ask for a checkpoint; the future gives its epoch once it is complete and published everywhere."""
@@ -118,20 +130,43 @@ class CoordinatorService:
             self._requests_made += 1
             request = f"r{self._requests_made}"
             self._requests[request] = future
-        self.notify(CheckpointRequested(request=request, options=options))
+        self._events.put(CheckpointRequested(request=request, options=options))
         return future
+
+    def pin(self, epoch: Epoch) -> None:
+        """Hold on to a complete epoch; durable on return."""
+        with self._lock:
+            if epoch not in {item.epoch for item in self._core.complete}:
+                raise self._unknown(epoch, "is not a complete checkpoint that is kept")
+            self._change_pin(epoch, is_pinned=True)
+
+    def unpin(self, epoch: Epoch) -> None:
+        """Let go of a pinned epoch; durable on return."""
+        with self._lock:
+            if epoch not in self._core.pins:
+                raise self._unknown(epoch, "is not pinned")
+            self._change_pin(epoch, is_pinned=False)
+
+    def _change_pin(self, epoch: Epoch, *, is_pinned: bool) -> None:
+        self._metadata.store_pin(epoch, is_pinned=is_pinned)
+        self._perform_all(self._core.handle(PinChanged(epoch=epoch, is_pinned=is_pinned), now_ms=now_ms()))
+
+    def _unknown(self, epoch: Epoch, why: str) -> UnknownEpochError:
+        kept = ", ".join(str(item.epoch) for item in self._core.complete) or "none"
+        return UnknownEpochError(f"epoch {epoch} {why}", next_step=f"kept are: {kept}", flow=self._flow)
 
     def is_settled(self) -> bool:
         with self._lock:
             return self._core.is_settled()
 
-    def view(self) -> dict[str, object]:
+    def view(self) -> dict[str, Any]:
         """Where the epochs stand, for people."""
         with self._lock:
-            complete = self._core.complete
             return {
                 "last_epoch": self._core.last_epoch,
-                "complete": [item.epoch for item in complete],
+                "min_epoch": self._core.min_epoch,
+                "pins": sorted(self._core.pins),
+                "complete": [item.epoch for item in self._core.complete],
                 "pending": {
                     epoch: {
                         "state": item.state.value,
@@ -142,6 +177,26 @@ class CoordinatorService:
                 },
             }
 
+    def health(self) -> dict[str, Any]:
+        """Whether checkpoints fail more often in a row than is tolerated."""
+        with self._lock:
+            return {
+                "healthy": self._core.is_healthy,
+                "failures": self._core.failures_in_a_row,
+                "reason": self._health.reason,
+            }
+
+    def messages(self) -> dict[str, dict[str, int]]:
+        """What went wrong on the way between coordinator and operators, and what became of acknowledgements."""
+        counts: Counter[str] = Counter()
+        for box in self._post.values():
+            counts += box.counts()
+        for service in self._operators.values():
+            counts += service.post.counts()
+        with self._lock:
+            acknowledgements = {outcome.value: count for outcome, count in self._core.ack_outcomes.items()}
+        return {"links": dict(counts), "acknowledgements": acknowledgements}
+
     def published(self, sink: SinkId) -> Epoch:
         with self._lock:
             return self._core.published(sink)
@@ -150,22 +205,35 @@ class CoordinatorService:
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                deadline = self._core.next_deadline_ms()
-            timeout = None if deadline is None else max(deadline - now_ms(), 0) / 1000
             try:
-                event = self._events.get(timeout=timeout)
+                event = self._events.get(timeout=self._patience_seconds())
             except queue.Empty:
                 event = TimePassed()
             if event is None:
                 return
             try:
                 with self._lock:
-                    self._take(event)
+                    if isinstance(event, tuple):
+                        operator, letter = event
+                        for message in self._post[operator].receive(letter):
+                            self._take(message)
+                    else:
+                        self._take(event)
+                for box in self._post.values():
+                    box.send_again()
             except BaseException as error:  # the outermost loop: a coordinator that cannot record must not go on
                 log.error("coordinator_failed", flow=self._flow, exc_info=True)
                 self._on_fatal(error)
                 return
+
+    def _patience_seconds(self) -> float | None:
+        """How long the thread may sleep when nothing happens."""
+        now = now_ms()
+        with self._lock:
+            deadlines = [self._core.next_deadline_ms(now_ms=now)]
+        deadlines += [box.next_deadline_ms() for box in self._post.values()]
+        first = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return None if first is None else max(first - now, 0) / 1000
 
     def _take(self, event: CoordinatorEvent) -> None:
         match event:
@@ -193,81 +261,117 @@ class CoordinatorService:
             case StorePending():
                 return self._store_pending(action)
             case InjectBarrier():
-                event = BarrierRequested(epoch=action.epoch, alignment_limit_ms=action.alignment_limit_ms)
-                self._operators[action.operator].post(event)
+                self._post[action.operator].send(BarrierRequested(epoch=action.epoch, terms=action.terms))
+            case RequestAck():
+                self._post[action.operator].send(AckRequested(epoch=action.epoch))
             case StoreManifest():
                 return self._store_manifest(action)
             case StoreAborted():
                 return self._store_aborted(action)
             case AnnounceClosed():
-                for operator in self._operators.values():
-                    operator.epoch_closed(action.epoch, completed=action.completed)
-                if not action.completed:
-                    self._snapshots.discard(action.epoch)
+                self._announce(action)
             case CommitSink():
-                self._operators[action.permit.operator].snapshotter.publish(action.permit)
-            case ReleaseBelow():
+                self._post[action.permit.operator].send(action.permit)
+            case ReleaseEpochs():
                 crashpoint("after-sink-commits")
-                self._release(action.min_epoch)
+                self._release(action)
+            case ReportHealth():
+                self._report(action)
             case AnswerRequest():
                 self._answer(action)
             case _:
                 assert_never(action)
         return None
 
+    def _announce(self, action: AnnounceClosed) -> None:
+        names = self._post if action.operator is None else [action.operator]
+        for name in names:
+            self._post[name].send(EpochClosed(epoch=action.epoch, completed=action.completed))
+        if not action.completed and action.operator is None:
+            self._snapshots.discard(action.epoch)
+
+    def _report(self, action: ReportHealth) -> None:
+        self._health = action
+        self._metrics.health_changed(is_healthy=action.is_healthy)
+        if action.is_healthy:
+            log.info("checkpoints_healthy_again", flow=self._flow)
+        else:
+            log.error("checkpoints_unhealthy", flow=self._flow, failures=action.failures, reason=action.reason)
+
     # ------------------------------------------------------------------ durable steps
 
     def _store_pending(self, action: StorePending) -> CoordinatorEvent:
         self._metadata.store_pending(
-            PendingRecord(
-                epoch=action.epoch,
-                generation=self._generation,
-                started_ms=action.started_ms,
-                alignment_limit_ms=action.alignment_limit_ms,
-            )
+            PendingRecord(epoch=action.epoch, generation=self._core.generation, terms=action.terms)
         )
         crashpoint("after-pending")
         return PendingStored(epoch=action.epoch)
 
     def _store_manifest(self, action: StoreManifest) -> CoordinatorEvent:
-        manifest = self._manifest(action)
-        for name, cut in manifest.channels.items():
-            for consumer, flight in cut.in_flight.items():
-                if flight.first > cut.barrier:  # never seen; a cut like this must not become a checkpoint
-                    reason = f"{consumer} had read {name} up to {flight.first}, past the barrier at {cut.barrier}"
-                    return ManifestRefused(epoch=action.epoch, reason=reason)
+        generation = self._core.generation
+        before = next((item for item in self._core.complete if item.epoch == action.previous_epoch), None)
+        manifest = build_manifest(self._flow, generation, action, self._channels, before=before, completed_ms=now_ms())
+        problem = read_past_barrier(manifest)
+        if problem:
+            return ManifestRefused(epoch=action.epoch, reason=problem)
         crashpoint("before-manifest")
-        if not self._snapshots.store_manifest(manifest):
-            holder = self._snapshots.load_manifest(action.epoch)
-            if holder.generation != self._generation:
-                raise FencedError("another incarnation has completed this epoch", epoch=action.epoch, flow=self._flow)
+        there = self._snapshots.store_manifest(manifest)
+        if isinstance(there, Tombstone) or there.generation > generation:
+            raise FencedError(
+                f"generation {there.generation} has decided about this epoch",
+                next_step="stop this process: another one runs the flow",
+                epoch=action.epoch,
+                flow=self._flow,
+            )
+        if not self._is_ours(there):
+            reason = f"generation {there.generation} has completed it in a history of its own"
+            return ManifestRefused(epoch=action.epoch, reason=reason)
         crashpoint("after-manifest")
+        return self._completed(there)
+
+    def _is_ours(self, manifest: Manifest) -> bool:
+        return is_of_history(manifest, {name: channel.lineage for name, channel in self._channels.items()})
+
+    def _completed(self, manifest: Manifest) -> ManifestStored:
+        """The checkpoint exists, be it by an earlier coordinator's hand."""
         duration_ms = manifest.completed_ms - manifest.started_ms
         self._metadata.store_outcome(
             EpochOutcome(
-                epoch=action.epoch,
-                generation=self._generation,
+                epoch=manifest.epoch,
+                generation=manifest.generation,
                 started_ms=manifest.started_ms,
                 ended_ms=manifest.completed_ms,
                 outcome="completed",
                 reason="",
-                details=_statistics(manifest),
+                details=statistics(manifest),
             )
         )
-        self._metrics.checkpoint_completed(action.epoch, duration_ms)
-        log.info("checkpoint_completed", flow=self._flow, epoch=action.epoch, ms=duration_ms)
-        return ManifestStored(epoch=action.epoch)
+        self._metrics.checkpoint_completed(manifest.epoch, duration_ms)
+        log.info("checkpoint_completed", flow=self._flow, epoch=manifest.epoch, ms=duration_ms)
+        by_us = manifest.generation == self._core.generation
+        return ManifestStored(
+            epoch=manifest.epoch,
+            completed_ms=manifest.completed_ms,
+            found=None if by_us else found_manifest(manifest),
+        )
 
     def _store_aborted(self, action: StoreAborted) -> CoordinatorEvent:
+        if action.is_inherited:
+            tombstone = Tombstone(epoch=action.epoch, generation=self._core.generation, reason=action.reason)
+            there = self._snapshots.store_tombstone(tombstone)
+            # A manifest of a history that the flow has left is as good as none.
+            if isinstance(there, Manifest) and self._is_ours(there):
+                return self._completed(there)
+        pending, ended_ms = self._core.pending[action.epoch], now_ms()
         self._metadata.store_outcome(
             EpochOutcome(
                 epoch=action.epoch,
-                generation=self._generation,
-                started_ms=self._core.pending[action.epoch].started_ms,
-                ended_ms=now_ms(),
+                generation=self._core.generation,
+                started_ms=pending.started_ms,
+                ended_ms=ended_ms,
                 outcome="aborted",
                 reason=action.reason,
-                details={},
+                details=abort_details(pending, ended_ms=ended_ms),
             )
         )
         self._metrics.checkpoint_aborted()
@@ -289,69 +393,3 @@ class CoordinatorService:
                     epoch=action.epoch or None,
                 )
             )
-
-    # ------------------------------------------------------------------ manifest
-
-    def _manifest(self, action: StoreManifest) -> Manifest:
-        return Manifest(
-            flow=self._flow,
-            epoch=action.epoch,
-            generation=self._generation,
-            previous_epoch=action.previous_epoch,
-            started_ms=action.started_ms,
-            completed_ms=now_ms(),
-            operators={name: _operator_cut(ack) for name, ack in action.acks.items()},
-            channels={name: self._channel_cut(name, action.acks) for name in action.acks},
-        )
-
-    def _channel_cut(self, name: OperatorId, acks: Mapping[OperatorId, OperatorAck]) -> ChannelCut:
-        """The channel's state is what lies between each consumer's position and the barrier."""
-        channel = self._operators[name].channel
-        barrier = acks[name].cut.barrier
-        in_flight = {}
-        for consumer, ack in acks.items():
-            if name in ack.cut.positions:
-                first = ack.cut.positions.get(name, START)
-                entries = [entry for entry in channel.data_entries(first, barrier) if entry.rows]
-                in_flight[consumer] = InFlight(
-                    first=first,
-                    end=barrier,
-                    entries=len(entries),
-                    rows=sum(entry.rows for entry in entries),
-                    size_bytes=sum(entry.size_bytes for entry in entries),
-                )
-        return ChannelCut(
-            barrier=barrier,
-            lineage=[(span.generation, span.start) for span in channel.lineage.spans],
-            in_flight=in_flight,
-        )
-
-
-def _operator_cut(ack: OperatorAck) -> OperatorCut:
-    return OperatorCut(
-        batch=ack.cut.batch,
-        barrier=ack.cut.barrier,
-        positions=dict(ack.cut.positions),
-        aligned=ack.cut.aligned,
-        watermark_ms=ack.watermark_ms,
-        record_sha256=ack.record_sha256,
-        subtasks=len(ack.subtasks),
-        files=sum(subtask.files for subtask in ack.subtasks),
-        size_bytes=sum(subtask.size_bytes for subtask in ack.subtasks),
-        new_bytes=sum(subtask.new_bytes for subtask in ack.subtasks),
-        alignment_ms=ack.timings.alignment_ms,
-        sync_ms=ack.timings.sync_ms,
-        async_ms=ack.timings.async_ms,
-    )
-
-
-def _statistics(manifest: Manifest) -> dict[str, object]:
-    in_flight = [flight for cut in manifest.channels.values() for flight in cut.in_flight.values()]
-    return {
-        "duration_ms": manifest.completed_ms - manifest.started_ms,
-        "size_bytes": sum(cut.size_bytes for cut in manifest.operators.values()),
-        "new_bytes": sum(cut.new_bytes for cut in manifest.operators.values()),
-        "in_flight_entries": sum(flight.entries for flight in in_flight),
-        "in_flight_rows": sum(flight.rows for flight in in_flight),
-        "unaligned_operators": sorted(name for name, cut in manifest.operators.items() if not cut.aligned),
-    }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from cutline.channels.entries import DataEntry, Entry
 from cutline.channels.log import ChannelLog
 from cutline.ids import OperatorId, Position
+from cutline.protocol.credits import CreditAccount
 
 
 class StopAtBoundary(Exception):  # noqa: N818 (a request, not an error)
@@ -14,25 +16,28 @@ class StopAtBoundary(Exception):  # noqa: N818 (a request, not an error)
 
 
 class Credits:
-    """The credit of one producing operator."""
+    """The credit of one producing operator: the account, and the producer's thread that waits for it."""
 
     def __init__(self, log: ChannelLog, consumers: Iterable[OperatorId], *, entries: int, size_bytes: int) -> None:
-        self._log = log
-        self._capacity_entries = entries
-        self._capacity_bytes = size_bytes
-        self._consumed: dict[OperatorId, Position] = dict.fromkeys(consumers, Position(0))
-        self._paused = False
+        self._account = CreditAccount(consumers, entries=entries, size_bytes=size_bytes)
         self._stopped = False
         self._waiting = False
         self._in_batch = False
         self._changed = threading.Condition()
+        for entry in log.on_append(self._appended):
+            self._appended(entry)
+
+    def _appended(self, entry: Entry) -> None:
+        if isinstance(entry, DataEntry):
+            with self._changed:
+                self._account.appended(entry.seq, entry.rows, entry.size_bytes)
 
     def begin_batch(self) -> None:
         """Return when a batch may run, which then counts as running; raise StopAtBoundary when it never will."""
         with self._changed:
             self._waiting = True
             try:
-                self._changed.wait_for(lambda: self._stopped or (not self._paused and self._has_room()))
+                self._changed.wait_for(lambda: self._stopped or self._account.may_run())
             finally:
                 self._waiting = False
             if self._stopped:
@@ -47,24 +52,20 @@ class Credits:
         with self._changed:
             return self._in_batch
 
-    def _has_room(self) -> bool:
-        if not self._consumed:
-            return True
-        unread = [entry for entry in self._log.data_entries(min(self._consumed.values())) if entry.rows]
-        return len(unread) < self._capacity_entries and sum(entry.size_bytes for entry in unread) < self._capacity_bytes
+    def has_room(self) -> bool:
+        with self._changed:
+            return self._account.has_room()
 
     def consumed(self, consumer: OperatorId, position: Position) -> None:
         """A consumer has read everything below ``position``."""
         with self._changed:
-            self._consumed[consumer] = max(self._consumed[consumer], position)
+            self._account.consumed(consumer, position)
             self._changed.notify_all()
 
     def is_drained(self) -> bool:
         """Whether every consumer has read every row."""
         with self._changed:
-            if not self._consumed:
-                return True
-            return not any(entry.rows for entry in self._log.data_entries(min(self._consumed.values())))
+            return self._account.is_drained()
 
     def is_waiting(self) -> bool:
         with self._changed:
@@ -73,12 +74,11 @@ class Credits:
     def backlog(self) -> dict[OperatorId, int]:
         """Rows that each consumer has yet to read."""
         with self._changed:
-            consumed = dict(self._consumed)
-        return {name: sum(e.rows for e in self._log.data_entries(at)) for name, at in consumed.items()}
+            return self._account.backlog_rows()
 
     def set_paused(self, paused: bool) -> None:
         with self._changed:
-            self._paused = paused
+            self._account.is_withheld = paused
             self._changed.notify_all()
 
     def stop(self) -> None:

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from cutline.channels.log import ChannelLog
 from cutline.ids import Epoch, OperatorId, Position
 from cutline.logs import get_logger
 from cutline.ports import Manifest, SnapshotStore
+from cutline.protocol.messages import ReleaseEpochs
+from cutline.protocol.retention import needed_from, truncation_points
 
 log = get_logger(__name__)
 
 
-def needed_from(manifest: Manifest, channel: OperatorId) -> Position:
-    """The lowest entry of a channel that a restore to this epoch would read: what is in flight, and the barrier."""
-    cut = manifest.channels[channel]
-    return min([cut.barrier, *(flight.first for flight in cut.in_flight.values())])
+def needs_of(manifest: Manifest) -> dict[OperatorId, Position]:
+    """Per channel: the lowest entry that a restore to this epoch would read."""
+    return {
+        name: needed_from(cut.barrier, (flight.first for flight in cut.in_flight.values()))
+        for name, cut in manifest.channels.items()
+    }
 
 
 class Janitor:
-    """One thread; a request that comes while it works replaces the one that waits."""
+    """One thread; requests are taken in the order in which they come."""
 
     def __init__(self, *, snapshots: SnapshotStore, channels: Mapping[OperatorId, ChannelLog]) -> None:
         self._snapshots = snapshots
         self._channels = channels
-        self._requests: queue.SimpleQueue[Epoch | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[ReleaseEpochs | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cutline-janitor", daemon=True)
-        self._abandoned: frozenset[Epoch] = frozenset()
+        #: Epochs that may go and are not gone yet: what fails is tried again with the next request.
+        self._doomed: set[Epoch] = set()
 
-    def start(self, abandoned: frozenset[Epoch] = frozenset()) -> None:
+    def start(self, abandoned: Iterable[Epoch] = ()) -> None:
         """``abandoned``: complete epochs of a history that was given up."""
-        self._abandoned = abandoned
+        self._doomed.update(abandoned)
         self._thread.start()
 
     def stop(self) -> None:
@@ -40,22 +45,23 @@ class Janitor:
         if self._thread.is_alive():
             self._thread.join(timeout=30)
 
-    def release_below(self, min_epoch: Epoch) -> None:
-        self._requests.put(min_epoch)
+    def release(self, request: ReleaseEpochs) -> None:
+        self._requests.put(request)
 
     def _run(self) -> None:
-        while (min_epoch := self._requests.get()) is not None:
+        while (request := self._requests.get()) is not None:
             try:
-                self.collect(min_epoch)
+                self.collect(request)
             except Exception:  # nothing is lost by keeping too much; the next round tries again
-                log.warning("collection_failed", min_epoch=min_epoch, exc_info=True)
+                log.warning("collection_failed", drop=request.drop, exc_info=True)
 
-    def collect(self, min_epoch: Epoch) -> None:
-        """Keep ``min_epoch`` and everything after it."""
-        manifest = self._snapshots.load_manifest(min_epoch)
-        for channel in self._channels.values():
-            channel.truncate(needed_from(manifest, channel.operator))
-        drop = [e for e in self._snapshots.epochs() if e < min_epoch or e in self._abandoned]
-        gone = self._snapshots.collect(drop)
+    def collect(self, request: ReleaseEpochs) -> None:
+        """Drop exactly the epochs named, and what no retained one needs."""
+        self._doomed.update(request.drop)
+        needs = [needs_of(self._snapshots.load_manifest(epoch)) for epoch in request.retained]
+        for name, below in truncation_points(needs, self._channels).items():
+            self._channels[name].truncate(below)
+        gone = self._snapshots.collect(self._doomed)
+        self._doomed.clear()
         if gone:
             log.debug("checkpoints_collected", epochs=gone)

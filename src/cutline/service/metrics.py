@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from cutline.ids import Epoch, FlowName, SinkId
 
@@ -33,6 +37,8 @@ class Metrics:
         self._recovery = counter("recovery", "Starts by recovery path", "path")
         self._recovery_seconds = gauge("recovery_seconds", "Time from start to running", "path")
         self._restarts = counter("query_restarts", "Restarted queries", "operator")
+        self._healthy = gauge("healthy", "0 while more checkpoints in a row have failed than is tolerated")
+        self._healthy.labels(flow).set(1)
 
     def checkpoint_completed(self, epoch: Epoch, duration_ms: int) -> None:
         self._completed.labels(self._flow).inc()
@@ -52,5 +58,27 @@ class Metrics:
         self._recovery.labels(self._flow, path).inc()
         self._recovery_seconds.labels(self._flow, path).set(seconds)
 
+    def health_changed(self, *, is_healthy: bool) -> None:
+        self._healthy.labels(self._flow).set(int(is_healthy))
+
+    def follow(self, name: str, text: str, label: str, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Show counts that somebody else keeps, read when they are asked for."""
+        self.registry.register(_Followed(f"cutline_{name}", text, self._flow, label, counts))
+
     def query_restarted(self, operator: str) -> None:
         self._restarts.labels(self._flow, operator).inc()
+
+
+class _Followed(Collector):
+    """Counts kept elsewhere, one line per label."""
+
+    def __init__(
+        self, name: str, text: str, flow: FlowName, label: str, counts: Callable[[], Mapping[str, int]]
+    ) -> None:
+        self._name, self._text, self._flow, self._label, self._counts = name, text, flow, label, counts
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(self._name, self._text, labels=["flow", self._label])
+        for name, count in self._counts().items():
+            family.add_metric([self._flow, name], count)
+        yield family

@@ -17,27 +17,35 @@ from cutline import durable
 from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry, DataEntry, Entry
 from cutline.channels.log import ChannelLog
-from cutline.config import Options
+from cutline.config import OperatorOptions, Options
 from cutline.crashpoints import crashpoint
 from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId
 from cutline.logs import get_logger
 from cutline.ports import Engine, OperatorPlan, Sink, SnapshotStore, StagedBatch, StagedTask, StageJob, StreamingBatch
-from cutline.protocol.agent import Agent, FoundCut
+from cutline.protocol.agent import AS_FLOW, Agent, FoundCut
+from cutline.protocol.commit import CommitPermit
+from cutline.protocol.link import Envelope
 from cutline.protocol.messages import (
+    AckRequested,
     AgentAction,
     AgentEvent,
     AppendBarrier,
     BarrierAppeared,
+    BarrierRequested,
     BatchAppended,
-    CoordinatorEvent,
     DataAppeared,
     EpochClosed,
+    OperatorStarted,
+    ProgressMade,
+    ReportFailure,
+    ResendAck,
     SetGate,
     TakeSnapshot,
     TimePassed,
 )
 from cutline.service.clock import now_ms
 from cutline.service.credits import Credits
+from cutline.service.post import Letter, PostBox, ToCoordinator, ToOperator, Wire
 from cutline.service.snapshotter import Snapshotter
 
 log = get_logger(__name__)
@@ -61,12 +69,15 @@ class OperatorService:
         snapshots: SnapshotStore,
         engine: Engine,
         options: Options,
-        notify: Callable[[CoordinatorEvent], None],
+        own_options: OperatorOptions,
+        reports_progress: bool,
+        wire: Wire,
         on_fatal: Callable[[BaseException], None],
         last_epoch: Epoch,
         open_epochs: frozenset[Epoch],
         completed_batch: BatchId,
     ) -> None:
+        """``wire`` leads to the coordinator. ``reports_progress``: a trigger asks how far the operators are."""
         self.operator = operator
         self.channel = channel
         self.spark_checkpoint_dir = spark_checkpoint_dir
@@ -79,14 +90,22 @@ class OperatorService:
         self._engine = engine
         self._on_fatal = on_fatal
         self._lock = threading.Lock()
-        self._events: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[AgentEvent | Letter | None] = queue.SimpleQueue()
+        self.post: PostBox[ToCoordinator, ToOperator] = PostBox(
+            generation, wire, retry_ms=options.message_retry_ms, retry_limit=options.message_retry_limit
+        )
+        self._open_epochs = open_epochs
+        self._reports_progress = reports_progress
+        #: What the coordinator was last told of this operator's channel; said and changed under its lock.
+        self._is_said_full = False
+        self._progress_lock = threading.Lock()
         self.credits = Credits(
             channel,
             consumers,
             entries=options.channel_capacity_entries,
             size_bytes=options.channel_capacity_bytes,
         )
-        self._agent = self._recovered_agent(last_epoch, open_epochs)
+        self._agent = self._recovered_agent(last_epoch, open_epochs, options, own_options)
         self.snapshotter = Snapshotter(
             flow=flow,
             operator=operator,
@@ -96,7 +115,7 @@ class OperatorService:
             sinks=sinks,
             spark_checkpoint_dir=spark_checkpoint_dir,
             snapshots=snapshots,
-            notify=notify,
+            tell=self._tell,
             on_fatal=on_fatal,
             completed_batch=completed_batch,
         )
@@ -105,7 +124,9 @@ class OperatorService:
         self.batches_total = 0
         self.last_batch_ms = 0.0
 
-    def _recovered_agent(self, last_epoch: Epoch, open_epochs: frozenset[Epoch]) -> Agent:
+    def _recovered_agent(
+        self, last_epoch: Epoch, open_epochs: frozenset[Epoch], options: Options, own: OperatorOptions
+    ) -> Agent:
         """The agent as its own log tells: a barrier directly after batch N's entry means "cut at N"."""
         cuts = [
             FoundCut(epoch=barrier.epoch, batch=barrier.batch, positions=barrier.positions, aligned=barrier.aligned)
@@ -120,17 +141,24 @@ class OperatorService:
             last_batch=self.channel.last_batch,
             positions=self.channel.last_positions,
             found_cuts=cuts,
+            own_limit_ms=own.alignment_limit_ms(options) if own.sets_alignment() else AS_FLOW,
+            patience_ms=options.checkpoint_timeout_ms,
         )
 
     # ------------------------------------------------------------------ life
 
     def start(self) -> None:
         """Follow the inputs and finish what an earlier incarnation began."""
+        self.post.send(
+            OperatorStarted(
+                operator=self.operator, generation=self._generation, open_epochs=tuple(sorted(self._open_epochs))
+            )
+        )
         self.snapshotter.start()
         with self._lock:
             self._perform(self._agent.start())
             for name, producer in self._inputs.items():
-                for entry in producer.channel.on_append(lambda entry, name=name: self.post(_appeared(name, entry))):  # type: ignore[misc]
+                for entry in producer.channel.on_append(self._on_entry_of(name)):
                     self._perform(self._agent.handle(_appeared(name, entry), now_ms=now_ms()))
             # An input without entries has a gate too, and the reader needs it before the query starts.
             self._perform(self._agent.handle(TimePassed(), now_ms=now_ms()))
@@ -144,28 +172,62 @@ class OperatorService:
         self._thread.join(timeout=10)
         self.snapshotter.stop()
 
-    def post(self, event: AgentEvent) -> None:
-        """Hand an event to the agent; it is taken in on the operator's own thread, in order."""
-        self._events.put(event)
+    def _on_entry_of(self, channel: OperatorId) -> Callable[[Entry], None]:
+        return lambda entry: self._events.put(_appeared(channel, entry))
+
+    def deliver(self, letter: Letter) -> None:
+        """The coordinator's wire ends here; a letter is taken in on the operator's own thread, in order."""
+        self._events.put(letter)
+
+    def _tell(self, message: ToCoordinator) -> None:
+        self.post.send(message)
+        self._events.put(TimePassed())  # the operator's thread repeats what is lost, and may sleep
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                deadline = self._agent.next_deadline_ms()
-            timeout = None if deadline is None else max(deadline - now_ms(), 0) / 1000
             try:
-                event = self._events.get(timeout=timeout)
+                event = self._events.get(timeout=self._patience_seconds())
             except queue.Empty:
                 event = TimePassed()
             if event is None:
                 return
             try:
-                with self._lock:
-                    self._perform(self._agent.handle(event, now_ms=now_ms()))
+                self._take(event)
             except BaseException as error:  # the outermost loop: an agent that cannot write its log must not go on
                 log.error("agent_failed", flow=self._flow, operator=self.operator, exc_info=True)
                 self._on_fatal(error)
                 return
+
+    def _patience_seconds(self) -> float | None:
+        """How long the thread may sleep when nothing happens."""
+        with self._lock:
+            deadlines = [self._agent.next_deadline_ms(), self.post.next_deadline_ms()]
+        first = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return None if first is None else max(first - now_ms(), 0) / 1000
+
+    def _take(self, event: AgentEvent | Letter) -> None:
+        if isinstance(event, Envelope):
+            for message in self.post.receive(event):
+                self._take_message(message)
+        else:
+            self._hand_to_agent(event)
+        self.post.send_again()
+
+    def _take_message(self, message: ToOperator) -> None:
+        match message:
+            case CommitPermit():
+                self.snapshotter.publish(message)
+            case EpochClosed():
+                self.snapshotter.epoch_closed(message)
+                self._hand_to_agent(message)
+            case BarrierRequested() | AckRequested():
+                self._hand_to_agent(message)
+            case _:
+                assert_never(message)
+
+    def _hand_to_agent(self, event: AgentEvent) -> None:
+        with self._lock:
+            self._perform(self._agent.handle(event, now_ms=now_ms()))
 
     # ------------------------------------------------------------------ batches
 
@@ -181,7 +243,8 @@ class OperatorService:
             positions = dict(batch.positions())
             tasks = batch.stage(self._job(batch.batch))
             crashpoint("after-stage", self.operator)
-            self._append(batch.batch, positions, tasks)
+            rows = self._append(batch.batch, positions, tasks)
+            self._report_progress(rows, batch)
         finally:
             self.credits.end_batch()
         self.last_batch_ms = (time.perf_counter() - started) * 1000
@@ -197,7 +260,7 @@ class OperatorService:
             stagers={name: sink.stager() for name, sink in self._sinks.items()},
         )
 
-    def _append(self, batch: BatchId, positions: dict[OperatorId, Position], tasks: list[StagedTask]) -> None:
+    def _append(self, batch: BatchId, positions: dict[OperatorId, Position], tasks: list[StagedTask]) -> int:
         rows = sum(task.rows for task in tasks)
         staged = {
             name: StagedBatch(
@@ -236,14 +299,40 @@ class OperatorService:
                 raise
             waits = self._agent.next_deadline_ms() is not None
         if waits:
-            self.post(TimePassed())  # the operator's thread may sleep without knowing of the new deadline
+            self._events.put(TimePassed())  # the operator's thread may sleep without knowing of the new deadline
         self.rows_total += rows
         self.batches_total += 1
         self._report_consumed(positions)
+        return rows
 
     def _report_consumed(self, positions: Mapping[OperatorId, Position]) -> None:
         for name, position in positions.items():
-            self._inputs[name].credits.consumed(self.operator, position)
+            self._inputs[name].consumed_by(self.operator, position)
+
+    def consumed_by(self, consumer: OperatorId, position: Position) -> None:
+        """A consumer has read this operator's channel up to a position."""
+        self.credits.consumed(consumer, position)
+        with self._progress_lock:
+            if self._is_said_full and self.credits.has_room():
+                self._is_said_full = False
+                self._tell(ProgressMade(operator=self.operator, is_source=not self._inputs))
+
+    def _report_progress(self, rows: int, batch: StreamingBatch) -> None:
+        if not self._reports_progress:
+            return
+        watermark_ms = batch.watermark_ms()
+        with self._progress_lock:
+            self._is_said_full = not self.credits.has_room()
+            self._tell(
+                ProgressMade(
+                    operator=self.operator,
+                    is_source=not self._inputs,
+                    batches=1,
+                    rows=rows,
+                    watermark_ms=watermark_ms,
+                    is_without_room=self._is_said_full,
+                )
+            )
 
     # ------------------------------------------------------------------ actions
 
@@ -255,6 +344,10 @@ class OperatorService:
                     self._append_barrier(action)
                 case TakeSnapshot():
                     self.snapshotter.request(action)
+                case ResendAck():
+                    self.snapshotter.resend(action)
+                case ReportFailure():
+                    self.snapshotter.report_failure(action.epoch, action.reason)
                 case SetGate():
                     lineage = self._inputs[action.channel].channel.lineage
                     self._engine.set_gate(self.operator, action.channel, action.admit, lineage)
@@ -270,15 +363,12 @@ class OperatorService:
                 batch=action.batch,
                 positions=dict(action.positions),
                 aligned=action.aligned,
-                alignment_limit_ms=action.alignment_limit_ms,
+                alignment_limit_ms=action.terms.alignment_limit_ms,
+                is_binding=action.terms.is_binding,
+                started_ms=action.terms.started_ms,
             )
         )
         crashpoint("after-barrier", self.operator)
-
-    def epoch_closed(self, epoch: Epoch, *, completed: bool) -> None:
-        """The coordinator says that an epoch is over."""
-        self.snapshotter.epoch_closed(epoch, completed=completed)
-        self.post(EpochClosed(epoch=epoch))
 
     def aligning(self) -> Mapping[Epoch, tuple[OperatorId, ...]]:
         with self._lock:
@@ -290,8 +380,6 @@ def _appeared(channel: OperatorId, entry: Entry) -> DataAppeared | BarrierAppear
         case DataEntry():
             return DataAppeared(channel=channel, seq=entry.seq, has_rows=entry.rows > 0)
         case BarrierEntry():
-            return BarrierAppeared(
-                channel=channel, seq=entry.seq, epoch=entry.epoch, alignment_limit_ms=entry.alignment_limit_ms
-            )
+            return BarrierAppeared(channel=channel, seq=entry.seq, epoch=entry.epoch, terms=entry.terms)
         case _:
             assert_never(entry)

@@ -28,13 +28,14 @@ from cutline.ports import (
     MetadataStore,
     OperatorPlan,
     OperatorRecord,
+    PendingRecord,
     Sink,
     SnapshotStore,
-    Spans,
 )
-from cutline.protocol.lineage import Lineage, Span
-from cutline.protocol.recovery import Incarnation, live_epochs
+from cutline.protocol.lineage import Lineage
+from cutline.protocol.recovery import Incarnation, live_epochs, lost_behind
 from cutline.service.clock import now_ms
+from cutline.service.manifests import is_of_history, lineage_of
 
 log = get_logger(__name__)
 
@@ -54,6 +55,10 @@ class Recovered:
     spark_dirs: dict[OperatorId, Generation]
     #: Complete epochs of the present history, ascending.
     manifests: list[Manifest]
+    #: Epochs without an outcome. Every complete epoch is among the manifests, or one of these.
+    pending: list[PendingRecord]
+    #: All generations up to this one.
+    incarnations: list[Incarnation]
     #: What did not hold on the way here, for people.
     problems: list[str] = field(default_factory=list)
 
@@ -79,6 +84,8 @@ class Recovery:
         self._snapshots = snapshots
         self._metadata = metadata
         self._problems: list[str] = []
+        self._generations: list[GenerationRecord] = []
+        self._pending: list[PendingRecord] = []
         self._unreadable: list[Epoch] = []
 
     def check_definition(self) -> None:
@@ -89,13 +96,14 @@ class Recovery:
 
     def recover(self) -> Recovered:
         """Bring the flow back. Raises RecoveryError rather than lose anything silently."""
-        generations = self._snapshots.generations()
-        current = generations[-1] if generations else None
-        if current is not None:
-            self._check_same_flow(current)
-        manifests = self._live_manifests(generations)
-        known = [manifest.generation for manifest in manifests] + ([current.generation] if current else [])
-        generation = self._metadata.next_generation(Generation(max(known, default=0) + 1))
+        self.check_definition()
+        # The fence first: from here on no earlier process begins an epoch. What is pending next, and the manifests
+        # last: one that an earlier process still stores is then either found, or its epoch is known to be pending.
+        generation = self._metadata.next_generation(Generation(self._newest_generation() + 1))
+        self._generations = self._snapshots.generations()
+        self._pending = self._metadata.pending()
+        current = self._generations[-1] if self._generations else None
+        manifests = self._live_manifests(current)
         self._refuse_to_empty_sinks(manifests)
         if current is None and not self._had_checkpoints():
             return self._fresh(generation, "first start of this flow")
@@ -108,7 +116,15 @@ class Recovery:
 
     # ------------------------------------------------------------------ what is there
 
-    def _live_manifests(self, generations: list[GenerationRecord]) -> list[Manifest]:
+    def _newest_generation(self) -> Generation:
+        """By all records there are: the coordinator's own may be lost."""
+        known = [record.generation for record in self._snapshots.generations()]
+        for epoch in self._snapshots.epochs():
+            with contextlib.suppress(CutlineError, OSError):
+                known.append(self._snapshots.load_manifest(epoch).generation)
+        return Generation(max(known, default=0))
+
+    def _live_manifests(self, current: GenerationRecord | None) -> list[Manifest]:
         """Readable manifests of the present history; unreadable ones are reported and left out."""
         manifests: dict[Epoch, Manifest] = {}
         for epoch in self._snapshots.epochs():
@@ -122,36 +138,25 @@ class Recovery:
             except (CutlineError, OSError) as error:
                 self._problem(f"epoch {epoch}: {error}")
                 self._unreadable.append(epoch)
-        incarnations = [
-            Incarnation(
-                generation=record.generation, restored_epoch=record.restored_epoch, is_fresh=record.path == "fresh"
-            )
-            for record in generations
-        ]
-        live = live_epochs(((epoch, manifest.generation) for epoch, manifest in manifests.items()), incarnations)
-        return self._without_gaps([manifests[epoch] for epoch in live])
+        stored = ((epoch, manifest.generation) for epoch, manifest in manifests.items())
+        live = [manifests[epoch] for epoch in live_epochs(stored, _incarnations(self._generations))]
+        if current is not None:
+            lineages = {name: lineage_of(spans) for name, spans in current.lineage.items()}
+            live = [manifest for manifest in live if is_of_history(manifest, lineages)]
+        return self._without_gaps(live)
 
     def _without_gaps(self, manifests: list[Manifest]) -> list[Manifest]:
-        """The epochs that every sink can publish one after the other, from what it has published on.
-
-        An epoch publishes what was staged after the one before it, so that one must be known. A beginning that is gone
-        was let go of, and needed by nobody; one that cannot be read, or is missing in between, takes the next along.
-        """
+        """The epochs that every sink can publish one after the other, from what it has published on."""
         recorded = self._metadata.published()
         published = [
             max(one.published() or NO_EPOCH, recorded.get(name, NO_EPOCH)) for name, one in self._sinks.items()
         ]
-        usable: list[Manifest] = []
-        for manifest in manifests:
-            before = manifest.previous_epoch
-            is_known = bool(usable) and usable[-1].epoch == before
-            is_lost = before in self._unreadable or (bool(usable) and usable[-1].epoch < before)
-            if any(manifest.epoch > epoch for epoch in published) and is_lost and not is_known:
-                self._problem(f"epoch {manifest.epoch}: not published, and epoch {before} before it is lost")
-                self._unreadable.append(manifest.epoch)
-            else:
-                usable.append(manifest)
-        return usable
+        live = [(manifest.epoch, manifest.previous_epoch) for manifest in manifests]
+        lost = dict(lost_behind(live, unreadable=self._unreadable, published=published))
+        for epoch, before in lost.items():
+            self._problem(f"epoch {epoch}: not published, and epoch {before} before it is lost")
+        self._unreadable += lost
+        return [manifest for manifest in manifests if manifest.epoch not in lost]
 
     def _unreadable_after(self, manifests: list[Manifest]) -> bool:
         newest = manifests[-1].epoch if manifests else NO_EPOCH
@@ -230,7 +235,9 @@ class Recovery:
         healthy = True
         for operator in self._graph.names:
             try:
-                channel = ChannelLog.open(operator, self._layout.channel(operator), _lineage(current.lineage[operator]))
+                channel = ChannelLog.open(
+                    operator, self._layout.channel(operator), lineage_of(current.lineage[operator])
+                )
             except (CutlineError, OSError) as error:
                 self._problem(f"{operator}: {error}")
                 healthy = False
@@ -361,7 +368,7 @@ class Recovery:
         channels: dict[OperatorId, ChannelLog] = {}
         for name in self._graph.names:
             cut = manifest.channels[name]
-            lineage = _lineage(cut.lineage).fork(generation, Position(cut.barrier + 1))
+            lineage = lineage_of(cut.lineage).fork(generation, Position(cut.barrier + 1))
             first = min((flight.first for flight in cut.in_flight.values()), default=cut.barrier)
             folder = self._layout.channel(name)
             try:
@@ -421,6 +428,8 @@ class Recovery:
             channels=channels,
             spark_dirs=spark_dirs,
             manifests=manifests,
+            pending=self._pending,
+            incarnations=_incarnations([*self._generations, record]),
             problems=self._problems,
         )
 
@@ -478,5 +487,8 @@ def _missing_input(
     return problems
 
 
-def _lineage(spans: Spans) -> Lineage:
-    return Lineage(spans=tuple(Span(generation, start) for generation, start in spans))
+def _incarnations(generations: list[GenerationRecord]) -> list[Incarnation]:
+    return [
+        Incarnation(generation=one.generation, restored_epoch=one.restored_epoch, is_fresh=one.path == "fresh")
+        for one in generations
+    ]

@@ -34,6 +34,8 @@ _LOOK_SECONDS = 0.02
 #: How long a stop waits for batches under way before it cancels them.
 _BATCH_SECONDS = 30.0
 _STATUS_SECONDS = 0.25
+#: How long a pause waits for what is under way, unless told otherwise.
+_DRAIN_SECONDS = 60.0
 #: How many past checkpoints the status shows.
 _HISTORY_SHOWN = 20
 #: How many an ended flow still knows.
@@ -78,6 +80,8 @@ class RunningFlow:
         self._ended = threading.Event()
         self._failure: BaseException | None = None
         self._paused = False
+        #: One at a time: the end of one must not let the sources go on under another.
+        self._quiescing = threading.Lock()
         #: Set once, when the flow has ended and its stores are closed.
         self._last_status: dict[str, Any] | None = None
         self._last_history: list[EpochOutcome] = []
@@ -98,16 +102,44 @@ class RunningFlow:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def trigger_checkpoint(self, *, mode: str | None = None, timeout: str | float | None = None) -> Epoch:
+    def trigger_checkpoint(
+        self, *, mode: str | None = None, timeout: str | float | None = None, quiesce: bool = False
+    ) -> Epoch:
         """Take a checkpoint now; returns its epoch when it is complete and every sink has published it.
 
         Raises CheckpointFailedError when it was aborted. ``mode``: "aligned" or "unaligned" for this one only.
+        ``quiesce``: first let the sources rest until everything under way is processed, so that nothing is in flight;
+        an aligned checkpoint follows, and the sources go on, unless they were paused before.
         """
         self._raise_if_over()
-        limit = parse_duration_ms(timeout, option="timeout") / 1000 if timeout is not None else None
-        future = self._coordinator.request_checkpoint(self._checkpoint_options(mode))
+        seconds = parse_duration_ms(timeout, option="timeout") / 1000 if timeout is not None else None
+        if quiesce:
+            return self._quiesced_checkpoint(mode, seconds)
+        return self._take_checkpoint(self._checkpoint_options(mode), seconds)
+
+    def _quiesced_checkpoint(self, mode: str | None, seconds: float | None) -> Epoch:
+        if mode not in (None, "aligned"):
+            raise ConfigError(f"mode: {mode!r} does not go with quiesce", next_step="leave the mode out")
+        with self._quiescing:
+            deadline = None if seconds is None else time.monotonic() + seconds
+            was_paused = self._paused
+            try:
+                if not self.pause(timeout=_DRAIN_SECONDS if seconds is None else seconds):
+                    raise CheckpointFailedError(
+                        "what was under way was not processed in time",
+                        next_step="the flow goes on; give it more time, or take a checkpoint without quiesce",
+                        flow=self.name,
+                    )
+                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                return self._take_checkpoint(self._checkpoint_options("aligned"), left)
+            finally:
+                if not was_paused:
+                    self.resume()
+
+    def _take_checkpoint(self, options: CheckpointOptions | None, seconds: float | None) -> Epoch:
+        future = self._coordinator.request_checkpoint(options)
         try:
-            return future.result(limit)
+            return future.result(seconds)
         except FutureTimeoutError as error:
             raise CheckpointFailedError(
                 "not complete in the time given; it goes on in the background", flow=self.name
@@ -123,6 +155,16 @@ class RunningFlow:
         if mode not in limits:
             raise ConfigError(f"mode: {mode!r} is not known", next_step=f"use one of {', '.join(limits)}")
         return CheckpointOptions(alignment_limit_ms=limits[mode])
+
+    def pin(self, epoch: int) -> None:
+        """Keep a complete checkpoint, whatever comes, until ``unpin``; also over restarts."""
+        self._raise_if_over()
+        self._coordinator.pin(Epoch(epoch))
+
+    def unpin(self, epoch: int) -> None:
+        """Let a pinned checkpoint go when its time has come."""
+        self._raise_if_over()
+        self._coordinator.unpin(Epoch(epoch))
 
     def checkpoints(self, limit: int = 100) -> list[EpochOutcome]:
         """How past checkpoints ended, newest first."""
@@ -153,7 +195,9 @@ class RunningFlow:
                 node.sink: {"operator": node.operator, "published_epoch": self._coordinator.published(node.sink)}
                 for node in self._graph.sinks
             },
+            "health": self._coordinator.health(),
             "checkpoints": self._coordinator.view(),
+            "messages": self._coordinator.messages(),
             "history": [msgspec.to_builtins(item) for item in self._metadata.history(_HISTORY_SHOWN)],
         }
 
@@ -162,7 +206,9 @@ class RunningFlow:
             return "failed"
         if self._is_over.is_set():
             return "stopped"
-        return "paused" if self._paused else "running"
+        if self._paused:
+            return "paused"
+        return "running" if self._coordinator.health()["healthy"] else "unhealthy"
 
     def _operator_status(self, name: OperatorId) -> dict[str, Any]:
         service, supervisor = self._operators[name], self._supervisors[name]
@@ -184,7 +230,7 @@ class RunningFlow:
         """The newest epoch a sink has published."""
         return self._coordinator.published(sink)
 
-    def pause(self, *, timeout: str | float = "60s") -> bool:
+    def pause(self, *, timeout: str | float = _DRAIN_SECONDS) -> bool:
         """Give the sources no more credit and wait until everything under way is processed; True when drained."""
         self._raise_if_over()
         self._paused = True

@@ -7,20 +7,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import assert_never
 
 from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
-from cutline.errors import CutlineError, FencedError
+from cutline.errors import CutlineError, FencedError, InvariantViolation
 from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
 from cutline.logs import get_logger
-from cutline.ports import OperatorRecord, Sink, SinkRecord, SnapshotStore, SubtaskRecord
-from cutline.protocol.commit import CommitPermit
+from cutline.ports import OperatorRecord, Sink, SinkRecord, SnapshotStore, StoredRecord, SubtaskRecord
+from cutline.protocol.commit import CommitPermit, StagedOutput
 from cutline.protocol.messages import (
-    CoordinatorEvent,
     CutPoint,
+    EpochClosed,
     OperatorAck,
     OperatorAcked,
+    ResendAck,
     SinkCommitFailed,
     SinkCommitted,
     SnapshotFailed,
@@ -28,6 +31,7 @@ from cutline.protocol.messages import (
     TakeSnapshot,
     Timings,
 )
+from cutline.service.post import ToCoordinator
 
 log = get_logger(__name__)
 
@@ -35,6 +39,12 @@ log = get_logger(__name__)
 _COMMIT_POLL_SECONDS = 0.002
 #: An agent hears of the end of an epoch a moment after this side does; far fewer end in between.
 _ENDED_EPOCHS_REMEMBERED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    action: TakeSnapshot
+    asked_s: float
 
 
 class Snapshotter:
@@ -51,10 +61,11 @@ class Snapshotter:
         sinks: Mapping[SinkId, Sink],
         spark_checkpoint_dir: Path,
         snapshots: SnapshotStore,
-        notify: Callable[[CoordinatorEvent], None],
+        tell: Callable[[ToCoordinator], None],
         on_fatal: Callable[[BaseException], None],
         completed_batch: BatchId,
     ) -> None:
+        """``completed_batch``: cut batch of the newest complete epoch. What was staged up to it is bound already."""
         self._flow = flow
         self._operator = operator
         self._generation = generation
@@ -63,19 +74,15 @@ class Snapshotter:
         self._sinks = sinks
         self._spark_checkpoint_dir = spark_checkpoint_dir
         self._snapshots = snapshots
-        self._notify = notify
+        self._tell = tell
         self._on_fatal = on_fatal
-        #: Cut batch of the newest complete epoch: what was staged up to it is no longer ours to bind.
-        self._completed_batch = completed_batch
-        self._cut_batches: dict[Epoch, BatchId] = {}
-        #: Asked for and not finished.
-        self._outstanding: set[Epoch] = set()
-        #: Over while still outstanding.
-        self._closed: set[Epoch] = set()
+        self._staged = StagedOutput(completed_batch)
+        #: What was said about each epoch that is not over, to be said again.
+        self._answers: dict[Epoch, OperatorAcked | SnapshotFailed] = {}
         #: The last epochs that ended, complete or not.
         self._over: deque[Epoch] = deque(maxlen=_ENDED_EPOCHS_REMEMBERED)
         self._stopping = threading.Event()
-        self._requests: queue.SimpleQueue[TakeSnapshot | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Request | ResendAck | EpochClosed | None] = queue.SimpleQueue()
         self._permits: queue.SimpleQueue[CommitPermit | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run_snapshots, name=f"cutline-snapshot-{operator}", daemon=True),
@@ -98,41 +105,64 @@ class Snapshotter:
     def request(self, action: TakeSnapshot) -> None:
         if action.epoch in self._over:
             return  # the agent had not heard of it yet; nobody would let go of what is stored now
-        self._cut_batches[action.epoch] = action.batch
-        self._outstanding.add(action.epoch)
+        self._staged.cut(action.epoch, action.batch)
+        self._requests.put(_Request(action, time.perf_counter()))
+
+    def resend(self, action: ResendAck) -> None:
         self._requests.put(action)
 
-    def epoch_closed(self, epoch: Epoch, *, completed: bool) -> None:
+    def epoch_closed(self, event: EpochClosed) -> None:
         """Bind no more to a complete epoch what it has published; stop working for an aborted one."""
-        self._over.append(epoch)
-        batch = self._cut_batches.pop(epoch, None)
-        if completed and batch is not None:
-            self._completed_batch = max(self._completed_batch, batch)
-        if epoch in self._outstanding:
-            self._closed.add(epoch)
+        self._over.append(event.epoch)
+        self._staged.closed(event.epoch, completed=event.completed)
+        self._requests.put(event)
 
     def _run_snapshots(self) -> None:
-        while (action := self._requests.get()) is not None:
-            try:
-                self._take(action)
-            except Exception as error:  # a sink may raise anything in ``prepare``; the coordinator aborts the epoch
-                reason = str(error) if isinstance(error, CutlineError) else f"{type(error).__name__}: {error}"
-                log.warning("snapshot_failed", operator=self._operator, epoch=action.epoch, exc_info=True)
-                self._notify(
-                    SnapshotFailed(
-                        operator=self._operator, epoch=action.epoch, generation=self._generation, reason=reason
-                    )
-                )
-            self._outstanding.discard(action.epoch)
-            if action.epoch in self._closed:
-                # Aborted while we worked: what was just stored belongs to nobody. (Completed: nothing is discarded.)
-                self._snapshots.discard(action.epoch)
-                self._closed.discard(action.epoch)
+        while (request := self._requests.get()) is not None:
+            match request:
+                case _Request():
+                    self._answer(request)
+                case ResendAck():
+                    # Everything before it in the queue is done: without an answer the epoch is over, or never was here.
+                    if request.epoch in self._answers:
+                        self._tell(self._answers[request.epoch])
+                case EpochClosed():
+                    self._answers.pop(request.epoch, None)
+                    if not request.completed:
+                        # The coordinator has discarded the epoch too, perhaps while our record was being stored.
+                        self._snapshots.discard(request.epoch)
+                case _:
+                    assert_never(request)
 
-    def _take(self, action: TakeSnapshot) -> None:
-        begun = time.perf_counter()
+    def _answer(self, request: _Request) -> None:
+        epoch = request.action.epoch
+        try:
+            stored = self._take(request)
+            if stored is None:
+                return
+            answer: OperatorAcked | SnapshotFailed = OperatorAcked(ack=_acknowledgement(stored))
+        except Exception as error:  # a sink may raise anything in ``prepare``; the coordinator aborts the epoch
+            reason = str(error) if isinstance(error, CutlineError) else f"{type(error).__name__}: {error}"
+            log.warning("snapshot_failed", operator=self._operator, epoch=epoch, exc_info=True)
+            answer = self._failure(epoch, reason)
+        self._answers[epoch] = answer
+        self._tell(answer)
+
+    def _failure(self, epoch: Epoch, reason: str) -> SnapshotFailed:
+        return SnapshotFailed(operator=self._operator, epoch=epoch, generation=self._generation, reason=reason)
+
+    def report_failure(self, epoch: Epoch, reason: str) -> None:
+        """The operator will never cut for this epoch."""
+        self._tell(self._failure(epoch, reason))
+
+    def _take(self, request: _Request) -> StoredRecord | None:
+        """The stored snapshot; None when nobody wants it any more."""
+        action = request.action
+        stored = self._snapshots.find_record(action.epoch, self._operator, self._generation)
+        if stored is not None:
+            return stored  # an earlier life had stored it and was not heard
         if not self._wait_committed(action):
-            return
+            return None
         committed = time.perf_counter()
         files = self._snapshots.files_of(self._spark_checkpoint_dir, action.batch)
         pin = self._snapshots.pin(self._operator, action.epoch, self._spark_checkpoint_dir, files)
@@ -141,6 +171,7 @@ class Snapshotter:
         barrier = self._barrier_of(action.epoch)
         self._channel.sync_barriers()
         subtasks, shared = self._snapshots.store_files(pin)
+        sinks = {name: self._sink_record(name, sink, action) for name, sink in self._sinks.items()}
         record = OperatorRecord(
             flow=self._flow,
             operator=self._operator,
@@ -153,26 +184,30 @@ class Snapshotter:
             watermark_ms=files.watermark_ms,
             subtasks=self._with_empty_subtasks(subtasks),
             shared=shared,
-            sinks={name: self._sink_record(name, sink, action) for name, sink in self._sinks.items()},
+            sinks=sinks,
+            timings=Timings(
+                start_delay_ms=action.start_delay_ms,
+                alignment_ms=action.alignment_ms,
+                sync_ms=_ms(pinned - committed),
+                async_ms=_ms(time.perf_counter() - pinned + committed - request.asked_s),
+            ),
         )
-        checksum = self._snapshots.store_record(record)
+        stored = self._snapshots.store_record(record)
         crashpoint("after-record", self._operator)
-        timings = Timings(
-            alignment_ms=action.alignment_ms,
-            sync_ms=(pinned - committed) * 1000,
-            async_ms=(time.perf_counter() - pinned + committed - begun) * 1000,
-        )
-        self._notify(OperatorAcked(ack=_acknowledgement(record, checksum, timings)))
+        return stored
 
     def _wait_committed(self, action: TakeSnapshot) -> bool:
         """Wait until Spark has committed the batch; False when nobody wants the snapshot any more."""
         while not self._snapshots.is_committed(self._spark_checkpoint_dir, action.batch):
-            if action.epoch in self._closed or self._stopping.wait(_COMMIT_POLL_SECONDS):
+            if action.epoch in self._over or self._stopping.wait(_COMMIT_POLL_SECONDS):
                 return False
-        return action.epoch not in self._closed
+        return action.epoch not in self._over
 
     def _barrier_of(self, epoch: Epoch) -> Position:
-        return next(barrier.seq for barrier in reversed(self._channel.barriers()) if barrier.epoch == epoch)
+        barrier = self._channel.find_barrier(epoch)
+        if barrier is None:
+            raise InvariantViolation("a cut without a barrier in the log", operator=self._operator, epoch=epoch)
+        return barrier.seq
 
     def _with_empty_subtasks(self, subtasks: list[SubtaskRecord]) -> list[SubtaskRecord]:
         """Before the first batch there are no state files; every subtask acknowledges all the same."""
@@ -185,11 +220,10 @@ class Snapshotter:
         return sorted([*subtasks, *missing], key=lambda record: record.subtask)
 
     def _sink_record(self, name: SinkId, sink: Sink, action: TakeSnapshot) -> SinkRecord:
-        """Everything staged since the newest complete epoch: the outcome of epochs in between is still open."""
         staged = [
             entry.staged[name]
             for entry in self._channel.data_entries()
-            if name in entry.staged and self._completed_batch < entry.batch <= action.batch
+            if name in entry.staged and self._staged.binds(entry.batch, action.batch)
         ]
         return SinkRecord(staged=staged, token=sink.prepare(action.epoch, staged))
 
@@ -208,11 +242,11 @@ class Snapshotter:
             except Exception as error:  # a sink may raise anything; the coordinator tries again
                 log.warning("sink_commit_failed", sink=permit.sink, epoch=permit.epoch, exc_info=True)
                 reason = f"{type(error).__name__}: {error}"
-                self._notify(
+                self._tell(
                     SinkCommitFailed(operator=self._operator, sink=permit.sink, epoch=permit.epoch, reason=reason)
                 )
             else:
-                self._notify(SinkCommitted(operator=self._operator, sink=permit.sink, epoch=permit.epoch))
+                self._tell(SinkCommitted(operator=self._operator, sink=permit.sink, epoch=permit.epoch))
 
     def _commit(self, permit: CommitPermit) -> None:
         record = self._snapshots.load_record(self._snapshots.load_manifest(permit.epoch), self._operator)
@@ -223,7 +257,13 @@ class Snapshotter:
         self._sinks[permit.sink].commit(permit, staged, prepared.token)
 
 
-def _acknowledgement(record: OperatorRecord, checksum: str, timings: Timings) -> OperatorAck:
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _acknowledgement(stored: StoredRecord) -> OperatorAck:
+    """Made from the record and nothing else: said again, it says the same."""
+    record = stored.record
     return OperatorAck(
         operator=record.operator,
         epoch=record.epoch,
@@ -235,10 +275,11 @@ def _acknowledgement(record: OperatorRecord, checksum: str, timings: Timings) ->
                 files=len(subtask.files),
                 size_bytes=subtask.size_bytes,
                 new_bytes=subtask.new_bytes,
+                async_ms=subtask.async_ms,
             )
             for subtask in record.subtasks
         ),
-        record_sha256=checksum,
+        record_sha256=stored.sha256,
         watermark_ms=record.watermark_ms,
-        timings=timings,
+        timings=record.timings,
     )

@@ -8,13 +8,14 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from cutline import durable
 from cutline.errors import DamagedRecordError
 from cutline.layout import Layout
 from cutline.ports import SnapshotFile
+from cutline.protocol.retention import unreachable
 
 _BLOCK_BYTES = 1 << 20
 #: Identity of a file's content as far as the file system can tell: device, inode, size, time of last change.
@@ -60,10 +61,10 @@ class BlobStore:
             digest = self._known.get(identity)
         if digest is None:
             digest = sha256_of(held)
+        # Claimed before it is linked: from here on no sweep takes it away, so the slow part needs no lock.
         with self._lock:
-            # Claimed before it is linked: from here on no sweep takes it away, so the slow part needs no lock.
             self._known[identity] = digest
-            self._claims[digest] = self._claims.get(digest, 0) + 1
+        self.claim([digest])
         new = self._link(held, digest)
         return SnapshotFile(path=path, sha256=digest, size_bytes=stat.st_size), stat.st_size if new else 0
 
@@ -96,6 +97,12 @@ class BlobStore:
         durable.fsync_dir(target.parent)
         with self._lock:
             self._synced.add(digest)
+
+    def claim(self, digests: Iterable[str]) -> None:
+        """Hold on to content until ``unclaim``."""
+        with self._lock:
+            for digest in digests:
+                self._claims[digest] = self._claims.get(digest, 0) + 1
 
     def unclaim(self, digests: Iterable[str]) -> None:
         """These are now reached by a manifest, or given up. While a sweep runs they stay claimed until its end."""
@@ -140,34 +147,34 @@ class BlobStore:
         except OSError:
             shutil.copyfile(blob, target)
 
-    def sweep(self, reachable: Callable[[], set[str]]) -> int:
+    def sweep(self, reached: Callable[[], Iterable[Collection[str]]]) -> int:
         """Delete content that nothing reaches and nobody has claimed; returns how many files went.
 
         Whatever is claimed at any time during the sweep survives it: the manifest that takes over a claim may be stored
-        just after ``reachable`` has looked for manifests.
+        just after ``reached`` has looked for manifests.
         """
         with self._lock:
             self._let_go_later = []
         try:
-            return self._sweep(reachable())
+            return self._sweep(list(reached()))
         finally:
             with self._lock:
                 digests, self._let_go_later = self._let_go_later, None
             self.unclaim(digests)
 
-    def _sweep(self, reachable: set[str]) -> int:
-        gone = 0
-        for folder in self._layout.blobs.iterdir():
-            for blob in folder.iterdir():
-                if durable.is_temporary(blob.name):
-                    continue  # being written; what a dead process left is removed at the next start
-                with self._lock:
-                    if blob.name in reachable or blob.name in self._claims:
-                        continue
-                    self._synced.discard(blob.name)
-                    blob.unlink(missing_ok=True)
-                gone += 1
+    def _sweep(self, reached: list[Collection[str]]) -> int:
+        # Temporary ones are being written; what a dead process left is removed at the next start.
+        stored = {path.name for path in self._layout.blobs.glob("*/*") if not durable.is_temporary(path.name)}
+        with self._lock:
+            doomed = unreachable(stored, reached, self._claims)
+        gone = set()
+        for digest in doomed:
+            with self._lock:
+                if digest not in self._claims:  # one at a time: somebody may have stored the same content meanwhile
+                    self._synced.discard(digest)
+                    self._layout.blob(digest).unlink(missing_ok=True)
+                    gone.add(digest)
         with self._lock:
             # Inode numbers are reused once a file is gone: what was swept must not be remembered.
-            self._known = {identity: d for identity, d in self._known.items() if d in reachable or d in self._claims}
-        return gone
+            self._known = {identity: digest for identity, digest in self._known.items() if digest not in gone}
+        return len(gone)

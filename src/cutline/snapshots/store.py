@@ -6,13 +6,15 @@ import contextlib
 import hashlib
 import os
 import shutil
+import threading
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from cutline import durable, records
 from cutline.crashpoints import crashpoint
 from cutline.errors import CutlineError, DamagedRecordError
-from cutline.ids import NO_BATCH, BatchId, Epoch, OperatorId, Subtask
+from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, OperatorId, Subtask
 from cutline.layout import Layout
 from cutline.ports import (
     FileSet,
@@ -21,7 +23,9 @@ from cutline.ports import (
     OperatorRecord,
     Pin,
     SnapshotFile,
+    StoredRecord,
     SubtaskRecord,
+    Tombstone,
 )
 from cutline.snapshots.blobs import BlobStore
 from cutline.snapshots.closure import closure, last_batches, verify_files
@@ -30,6 +34,8 @@ from cutline.snapshots.spark_logs import load_offsets
 
 #: Offsets, commits and the like are new in every epoch and tiny: in the record they cost no file and no sync each.
 INLINE_BYTES = 8 << 10
+
+_RECORD, _MANIFEST, _TOMBSTONE = "operator", "manifest", "aborted"
 
 
 def _inline(held: Path, name: str) -> SnapshotFile:
@@ -48,6 +54,8 @@ class LocalSnapshotStore:
         self._blobs = BlobStore(layout)
         #: Content claimed per pending epoch.
         self._claimed: dict[Epoch, list[str]] = {}
+        #: A tombstone is not put into a folder that is just being deleted.
+        self._folders = threading.Lock()
         # Pins belong to the process that made them; what an earlier one left holds nothing any more.
         for leftover in layout.pins.iterdir():
             shutil.rmtree(leftover, ignore_errors=True)
@@ -112,33 +120,80 @@ class LocalSnapshotStore:
 
         subtasks = []
         for subtask, names in sorted(pin.files.subtasks.items()):
+            begun = time.perf_counter()
             files, new = keep(names)
-            size = sum(file.size_bytes for file in files)
-            subtasks.append(SubtaskRecord(subtask=Subtask(subtask), files=files, size_bytes=size, new_bytes=new))
+            subtasks.append(
+                SubtaskRecord(
+                    subtask=Subtask(subtask),
+                    files=files,
+                    size_bytes=sum(file.size_bytes for file in files),
+                    new_bytes=new,
+                    async_ms=round((time.perf_counter() - begun) * 1000, 3),
+                )
+            )
         small = [name for name in pin.files.shared if pin.held[name].stat().st_size <= INLINE_BYTES]
         large, _ = keep([name for name in pin.files.shared if name not in small])
         shared = sorted([*large, *(_inline(pin.held[name], name) for name in small)])
         shutil.rmtree(self._layout.pin(pin.epoch, pin.operator), ignore_errors=True)
         return subtasks, shared
 
-    def store_record(self, record: OperatorRecord) -> str:
+    def store_record(self, record: OperatorRecord) -> StoredRecord:
         durable.make_dir(self._layout.checkpoint(record.epoch))
-        data = records.encode("operator", record)
-        durable.replace(self._layout.record(record.epoch, record.operator), data)
-        return records.checksum(data)
+        path = self._layout.record(record.epoch, record.operator, record.generation)
+        data = records.encode(_RECORD, record)
+        if not durable.create(path, data):
+            return _load_record(path)
+        return StoredRecord(record, records.checksum(data))
 
-    def store_manifest(self, manifest: Manifest) -> bool:
-        created = durable.create(self._layout.manifest(manifest.epoch), records.encode("manifest", manifest))
-        if created:
+    def find_record(self, epoch: Epoch, operator: OperatorId, generation: Generation) -> StoredRecord | None:
+        path = self._layout.record(epoch, operator, generation)
+        if not path.exists():
+            return None
+        stored = _load_record(path)
+        content = [file.sha256 for file in stored.record.files() if file.content is None]
+        self._blobs.claim(content)
+        self._claimed.setdefault(epoch, []).extend(content)
+        return stored
+
+    def store_manifest(self, manifest: Manifest) -> Manifest | Tombstone:
+        path = self._layout.manifest(manifest.epoch)
+        there: Manifest | Tombstone = manifest
+        if not durable.create(path, records.encode(_MANIFEST, manifest)):
+            there = _load_verdict(path)
+        if isinstance(there, Manifest):
             self._release_claims(manifest.epoch)
-        return created
+        return there
+
+    def store_tombstone(self, tombstone: Tombstone) -> Manifest | Tombstone:
+        path = self._layout.manifest(tombstone.epoch)
+        with self._folders:
+            durable.make_dir(path.parent)
+            if durable.create(path, records.encode(_TOMBSTONE, tombstone)):
+                return tombstone
+        try:
+            return _load_verdict(path)
+        except DamagedRecordError:
+            return tombstone
 
     def discard(self, epoch: Epoch) -> None:
-        if self._layout.manifest(epoch).exists():
+        if self._has_manifest(epoch):
+            self._release_claims(epoch)
             return
-        shutil.rmtree(self._layout.checkpoint(epoch), ignore_errors=True)
+        verdict = self._layout.manifest(epoch)
+        with contextlib.suppress(FileNotFoundError):
+            for path in verdict.parent.iterdir():
+                if path != verdict:
+                    path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the tombstone, or a record that is being stored, keeps it
+            verdict.parent.rmdir()
         shutil.rmtree(self._layout.pins / f"{epoch:012d}", ignore_errors=True)
         self._release_claims(epoch)
+
+    def _has_manifest(self, epoch: Epoch) -> bool:
+        try:
+            return records.kind_of(self._layout.manifest(epoch).read_bytes()) != _TOMBSTONE
+        except FileNotFoundError:
+            return False
 
     def _release_claims(self, epoch: Epoch) -> None:
         self._blobs.unclaim(self._claimed.pop(epoch, []))
@@ -148,23 +203,24 @@ class LocalSnapshotStore:
     # ------------------------------------------------------------------ reading
 
     def epochs(self) -> list[Epoch]:
-        return sorted(
-            Epoch(int(folder.name))
-            for folder in self._layout.checkpoints.iterdir()
-            if (folder / "manifest.json").exists()
-        )
+        return sorted(epoch for epoch in self._stored_epochs() if self._has_manifest(epoch))
+
+    def _stored_epochs(self) -> list[Epoch]:
+        """Of which there is anything at all."""
+        return [Epoch(int(folder.name)) for folder in self._layout.checkpoints.iterdir() if folder.name.isdigit()]
 
     def load_manifest(self, epoch: Epoch) -> Manifest:
-        return records.load("manifest", self._layout.manifest(epoch), Manifest)
+        return records.load(_MANIFEST, self._layout.manifest(epoch), Manifest)
 
     def load_record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord:
-        path = self._layout.record(manifest.epoch, operator)
-        record = records.load("operator", path, OperatorRecord)
-        if records.checksum(path.read_bytes()) != manifest.operators[operator].record_sha256:
+        cut = manifest.operators[operator]
+        path = self._layout.record(manifest.epoch, operator, cut.generation)
+        stored = _load_record(path)
+        if stored.sha256 != cut.record_sha256:
             raise DamagedRecordError(
                 "operator record is not the one the manifest names", path=path, epoch=manifest.epoch, operator=operator
             )
-        return record
+        return stored.record
 
     def damage(self, record: OperatorRecord) -> list[str]:
         found = (self._blobs.damage(file) for file in record.files())
@@ -197,20 +253,37 @@ class LocalSnapshotStore:
             crashpoint("mid-collect")
             gone.append(old)
         complete = self.epochs()
-        for folder in self._layout.checkpoints.iterdir():
-            epoch = Epoch(int(folder.name)) if folder.name.isdigit() else None
-            # Above the newest complete one are pending epochs, whose records are being written.
-            if epoch is not None and epoch not in complete and epoch < max(complete, default=0):
-                shutil.rmtree(folder, ignore_errors=True)
-        self._blobs.sweep(self._reachable)
+        for epoch in self._stored_epochs():
+            with self._folders:
+                # A tombstone bars its epoch for as long as an older one is kept, to which the flow may go back.
+                is_barred = self._layout.manifest(epoch).exists() and epoch >= min(complete, default=0)
+                # Above the newest complete one are pending epochs, whose records are being written.
+                if not is_barred and epoch not in complete and epoch < max(complete, default=0):
+                    shutil.rmtree(self._layout.checkpoint(epoch), ignore_errors=True)
+        self._blobs.sweep(self._reached)
         return gone
 
-    def _reachable(self) -> set[str]:
-        reached: set[str] = set()
-        for epoch in self.epochs():
-            manifest = self.load_manifest(epoch)
-            for operator in manifest.operators:
-                reached.update(
-                    file.sha256 for file in self.load_record(manifest, operator).files() if file.content is None
-                )
-        return reached
+    def _reached(self) -> list[set[str]]:
+        """The blobs of every complete epoch."""
+        manifests = [self.load_manifest(epoch) for epoch in self.epochs()]
+        return [
+            {file.sha256 for file in self.load_record(manifest, operator).files() if file.content is None}
+            for manifest in manifests
+            for operator in manifest.operators
+        ]
+
+
+def _load_record(path: Path) -> StoredRecord:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DamagedRecordError("operator record is missing", path=path) from error
+    return StoredRecord(records.decode(_RECORD, data, OperatorRecord, path=path), records.checksum(data))
+
+
+def _load_verdict(path: Path) -> Manifest | Tombstone:
+    """How the epoch has ended, by what stands in the manifest's place."""
+    data = path.read_bytes()
+    if records.kind_of(data) == _TOMBSTONE:
+        return records.decode(_TOMBSTONE, data, Tombstone, path=path)
+    return records.decode(_MANIFEST, data, Manifest, path=path)

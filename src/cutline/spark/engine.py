@@ -44,11 +44,16 @@ class SparkBatch:
 
     def positions(self) -> Mapping[OperatorId, Position]:
         """From Spark's own offset log, which is what a re-run of the batch would read too."""
-        lines = (self._spark_checkpoint_dir / "offsets" / str(self._batch)).read_text().splitlines()
-        offsets = [json.loads(line) for line in lines[2:] if line.startswith("{")]
+        offsets = [json.loads(line) for line in self._offsets_lines()[2:] if line.startswith("{")]
         return {
             OperatorId(offset["channel"]): Position(offset["position"]) for offset in offsets if "channel" in offset
         }
+
+    def watermark_ms(self) -> int:
+        return int(json.loads(self._offsets_lines()[1]).get("batchWatermarkMs", 0))
+
+    def _offsets_lines(self) -> list[str]:
+        return (self._spark_checkpoint_dir / "offsets" / str(self._batch)).read_text().splitlines()
 
     def stage(self, job: StageJob) -> list[StagedTask]:
         rows = self._frame.mapInArrow(stage_rows(job), REPORT_SCHEMA).collect()

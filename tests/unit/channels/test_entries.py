@@ -13,6 +13,7 @@ from cutline.channels.entries import BarrierEntry, DataEntry, Entry
 from cutline.errors import DamagedRecordError
 from cutline.ids import BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.ports import Segment, StagedBatch
+from cutline.protocol.messages import BarrierTerms
 
 DATA = DataEntry(
     seq=Position(7),
@@ -43,6 +44,8 @@ BARRIERS = [
         positions={OperatorId("left"): Position(4)},
         aligned=aligned,
         alignment_limit_ms=limit_ms,
+        is_binding=aligned,
+        started_ms=1_700_000_000_000,
     )
     for aligned, limit_ms in [(True, None), (False, 0), (True, 50)]
 ]
@@ -53,6 +56,13 @@ def test_an_entry_comes_back_from_disk_as_it_was(tmp_path: Path, entry: Entry) -
     path = tmp_path / "entry.json"
     path.write_bytes(codec.encode(entry))
     assert codec.load(path) == entry
+
+
+@pytest.mark.parametrize("barrier", BARRIERS)
+def test_a_barrier_carries_its_terms(barrier: BarrierEntry) -> None:
+    assert barrier.terms == BarrierTerms(
+        alignment_limit_ms=barrier.alignment_limit_ms, is_binding=barrier.aligned, started_ms=1_700_000_000_000
+    )
 
 
 def test_the_size_of_an_entry_is_that_of_its_segments() -> None:

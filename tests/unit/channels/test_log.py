@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from cutline.channels.entries import BarrierEntry, DataEntry, Entry, entry_path
 from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError, DamagedRecordError, FencedError, InvariantViolation
-from cutline.ids import NO_BATCH, BatchId, Generation, Position
+from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, Position
 from tests.support.channels import append_barrier, append_batch, open_log, segment_names
 from tests.support.killing import is_killed_at
 
@@ -190,6 +190,62 @@ def test_an_entry_under_the_wrong_number_is_found(tmp_path: Path) -> None:
     path_of(log, 1).rename(path_of(log, 3))
     with pytest.raises(DamagedRecordError):
         open_log(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- amounts
+
+
+def counted(log: ChannelLog, first: int, end: int) -> tuple[int, int, int]:
+    """One entry at a time, as ``amount`` does not do it."""
+    entries = [entry for entry in log.data_entries(Position(first), Position(end)) if entry.rows]
+    return len(entries), sum(entry.rows for entry in entries), sum(entry.size_bytes for entry in entries)
+
+
+def test_the_amount_of_any_range_is_what_lies_in_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for number in range(1, 6):
+        append_batch(log, rows=number, content=b"x" * number)
+        append_barrier(log, number)
+        append_batch(log, rows=0)
+    for at in (0, 4, 9):
+        log.truncate(Position(at))
+        for reopened in (log, open_log(tmp_path)):
+            for first in range(at, 17):
+                for end in range(first, 17):
+                    assert reopened.amount(Position(first), Position(end)) == counted(reopened, first, end)
+
+
+def test_the_amount_of_a_large_backlog_looks_at_no_entry(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for _ in range(50):
+        append_batch(log, rows=2, content=b"abc")
+    log._entries = Untouchable(log._entries)  # type: ignore[assignment]
+    assert log.amount(Position(10), Position(50)) == (40, 80, 120)
+
+
+class Untouchable:
+    """Knows where it begins and how long it is, and hates to be read."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self._first, self._length = entries[0], len(entries)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Entry:
+        assert index == 0
+        return self._first
+
+
+def test_an_empty_range_holds_nothing(tmp_path: Path) -> None:
+    assert open_log(tmp_path).amount(Position(0), Position(9)) == (0, 0, 0)
+
+
+def test_a_barrier_is_found_by_its_epoch(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_batch(log)
+    first, second = append_barrier(log, 3), append_barrier(log, 7)
+    assert [log.find_barrier(Epoch(epoch)) for epoch in (3, 7, 4)] == [first, second, None]
 
 
 # ------------------------------------------------------------------------------------------------- fencing

@@ -14,6 +14,7 @@ from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
 from cutline.ids import NO_EPOCH, Epoch, Generation, SinkId
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import EpochOutcome, PendingRecord
+from cutline.protocol.messages import BarrierTerms
 
 TABLE = SinkId("table")
 
@@ -31,9 +32,11 @@ def store(path: Path) -> Iterator[SqliteMetadata]:
         yield opened
 
 
-def pending(epoch: int, *, started_ms: int = 5, limit_ms: int | None = 50) -> PendingRecord:
+def pending(epoch: int, *, started_ms: int = 5, limit_ms: int | None = 50, is_binding: bool = False) -> PendingRecord:
     return PendingRecord(
-        epoch=Epoch(epoch), generation=Generation(1), started_ms=started_ms, alignment_limit_ms=limit_ms
+        epoch=Epoch(epoch),
+        generation=Generation(1),
+        terms=BarrierTerms(alignment_limit_ms=limit_ms, is_binding=is_binding, started_ms=started_ms),
     )
 
 
@@ -96,6 +99,7 @@ def test_an_older_incarnation_changes_nothing(path: Path, store: SqliteMetadata)
             lambda: store.store_outcome(completed(1)),
             lambda: store.store_published(TABLE, Epoch(1)),
             lambda: store.count_recovery("resume"),
+            lambda: store.store_pin(Epoch(1), is_pinned=True),
         ):
             with pytest.raises(FencedError):
                 write()
@@ -103,6 +107,7 @@ def test_an_older_incarnation_changes_nothing(path: Path, store: SqliteMetadata)
         assert newer.history(10) == []
         assert newer.published() == {}
         assert newer.recoveries() == {}
+        assert newer.pins() == frozenset()
 
 
 def test_a_fenced_store_holds_nobody_up(path: Path, store: SqliteMetadata) -> None:
@@ -125,11 +130,12 @@ def test_whoever_has_taken_no_generation_cannot_write(path: Path, store: SqliteM
 
 
 def test_a_pending_epoch_is_found_again(path: Path, store: SqliteMetadata) -> None:
-    for record in (pending(2, limit_ms=None), pending(1, limit_ms=0)):
+    first, second = pending(1, limit_ms=0), pending(2, limit_ms=None, is_binding=True)
+    for record in (second, first):
         store.store_pending(record)
     store.close()
     with closing(SqliteMetadata(path)) as again:
-        assert again.pending() == [pending(1, limit_ms=0), pending(2, limit_ms=None)]
+        assert again.pending() == [first, second]
         assert again.last_epoch() == 2
 
 
@@ -138,7 +144,7 @@ def test_an_epoch_is_begun_once_and_the_store_goes_on(store: SqliteMetadata) -> 
     with pytest.raises(InvariantViolation):
         store.store_pending(pending(1, started_ms=99))
     store.store_pending(pending(2))
-    assert [record.started_ms for record in store.pending()] == [5, 5]
+    assert [record.terms.started_ms for record in store.pending()] == [5, 5]
 
 
 def test_an_epoch_that_ended_is_not_begun_again(store: SqliteMetadata) -> None:
@@ -196,6 +202,16 @@ def test_a_rewound_sink_is_remembered_as_such(store: SqliteMetadata) -> None:
     store.store_published(TABLE, Epoch(7))
     store.store_published(TABLE, Epoch(5))
     assert store.published() == {TABLE: 5}
+
+
+def test_pins_are_remembered_until_they_are_taken_back(path: Path, store: SqliteMetadata) -> None:
+    for epoch in (3, 5, 3):
+        store.store_pin(Epoch(epoch), is_pinned=True)
+    store.store_pin(Epoch(5), is_pinned=False)
+    store.store_pin(Epoch(9), is_pinned=False)
+    store.close()
+    with closing(SqliteMetadata(path)) as again:
+        assert again.pins() == {3}
 
 
 def test_recoveries_are_counted_per_path(path: Path, store: SqliteMetadata) -> None:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from cutline.errors import DamagedRecordError
 from cutline.ids import Epoch, OperatorId, Position
 from cutline.ports import Manifest
-from cutline.service.janitor import Janitor, needed_from
+from cutline.protocol.messages import ReleaseEpochs
+from cutline.service.janitor import Janitor, needs_of
 from cutline.snapshots.store import LocalSnapshotStore
 from tests.support.channels import segment_names
 from tests.support.killing import is_killed_at
@@ -36,9 +37,16 @@ def janitor(flow: StoredFlow) -> Janitor:
     return Janitor(snapshots=flow.store, channels=flow.recovered.channels)
 
 
+def keep_from(oldest: int, newest: int = 3) -> ReleaseEpochs:
+    return ReleaseEpochs(
+        drop=tuple(Epoch(epoch) for epoch in range(1, oldest)),
+        retained=tuple(Epoch(epoch) for epoch in range(oldest, newest + 1)),
+    )
+
+
 def needed(flow: StoredFlow, epoch: int) -> tuple[int, int]:
     manifest = flow.store.load_manifest(Epoch(epoch))
-    return needed_from(manifest, ORDERS), needed_from(manifest, TOTALS)
+    return needs_of(manifest)[ORDERS], needs_of(manifest)[TOTALS]
 
 
 def test_what_is_in_flight_is_needed_and_otherwise_the_barrier(flow: StoredFlow) -> None:
@@ -50,7 +58,7 @@ def test_what_is_in_flight_is_needed_and_otherwise_the_barrier(flow: StoredFlow)
 
 def test_a_channel_without_consumers_is_needed_from_its_barrier(flow: StoredFlow) -> None:
     manifest = flow.store.load_manifest(Epoch(2))
-    assert needed_from(manifest, TOTALS) == manifest.channels[TOTALS].barrier
+    assert needs_of(manifest)[TOTALS] == manifest.channels[TOTALS].barrier
 
 
 def test_a_consumer_that_has_read_nothing_needs_everything(tmp_path: Path) -> None:
@@ -58,7 +66,7 @@ def test_a_consumer_that_has_read_nothing_needs_everything(tmp_path: Path) -> No
     flow.start()
     for _ in range(3):
         flow.run(ORDERS)
-    assert needed_from(flow.checkpoint(1), ORDERS) == 0
+    assert needs_of(flow.checkpoint(1))[ORDERS] == 0
 
 
 def test_the_slowest_consumer_decides(flow: StoredFlow) -> None:
@@ -66,12 +74,12 @@ def test_the_slowest_consumer_decides(flow: StoredFlow) -> None:
     cut = manifest.channels[ORDERS]
     slow = replace(cut.in_flight[TOTALS], first=Position(2))
     both = replace(cut, in_flight={**cut.in_flight, OperatorId("slow"): slow})
-    assert needed_from(replace(manifest, channels={ORDERS: both}), ORDERS) == 2
+    assert needs_of(replace(manifest, channels={ORDERS: both}))[ORDERS] == 2
 
 
 def test_collecting_lets_go_of_checkpoints_content_and_entries(flow: StoredFlow) -> None:
     before = len(list(flow.layout.blobs.glob("*/*")))
-    janitor(flow).collect(Epoch(3))
+    janitor(flow).collect(keep_from(3))
     assert flow.store.epochs() == [3]
     assert len(list(flow.layout.blobs.glob("*/*"))) < before
     assert (flow.log(ORDERS).start, flow.log(TOTALS).start) == needed(flow, 3)
@@ -80,7 +88,7 @@ def test_collecting_lets_go_of_checkpoints_content_and_entries(flow: StoredFlow)
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
 def test_every_kept_epoch_can_still_be_restored(flow: StoredFlow, epoch: int) -> None:
-    janitor(flow).collect(Epoch(epoch))
+    janitor(flow).collect(keep_from(epoch))
     for newer in range(epoch + 1, 4):
         flow.layout.manifest(Epoch(newer)).unlink()
     shutil.rmtree(flow.spark_dir(TOTALS))
@@ -89,7 +97,7 @@ def test_every_kept_epoch_can_still_be_restored(flow: StoredFlow, epoch: int) ->
 
 
 def test_a_collected_flow_can_still_be_resumed(flow: StoredFlow) -> None:
-    janitor(flow).collect(Epoch(3))
+    janitor(flow).collect(keep_from(3))
     positions = flow.log(TOTALS).last_positions
     recovered = flow.start()
     assert recovered.path == "resume"
@@ -98,25 +106,25 @@ def test_a_collected_flow_can_still_be_resumed(flow: StoredFlow) -> None:
 
 
 def test_collecting_twice_changes_nothing_more(flow: StoredFlow) -> None:
-    janitor(flow).collect(Epoch(2))
-    janitor(flow).collect(Epoch(2))
+    janitor(flow).collect(keep_from(2))
+    janitor(flow).collect(keep_from(2))
     assert flow.store.epochs() == [2, 3]
 
 
 def test_collecting_for_an_epoch_that_cannot_be_read_deletes_nothing(flow: StoredFlow) -> None:
     flow.layout.manifest(Epoch(2)).write_bytes(b"{")
     with pytest.raises(DamagedRecordError):
-        janitor(flow).collect(Epoch(2))
+        janitor(flow).collect(keep_from(2))
     assert flow.log(ORDERS).start == 0
     assert flow.store.epochs() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("point", ["mid-truncate:orders", "mid-truncate:totals#2", "mid-collect", "mid-collect#2"])
 def test_collecting_killed_on_the_way_loses_nothing_that_is_kept(flow: StoredFlow, point: str) -> None:
-    assert is_killed_at(point, lambda: janitor(flow).collect(Epoch(3)))
+    assert is_killed_at(point, lambda: janitor(flow).collect(keep_from(3)))
     assert flow.start().path == "resume"
     assert flow.recovered.manifests[-1].epoch == 3
-    janitor(flow).collect(Epoch(3))
+    janitor(flow).collect(keep_from(3))
     assert flow.store.epochs() == [3]
     shutil.rmtree(flow.spark_dir(TOTALS))
     assert flow.start().restored_epoch == 3
@@ -125,7 +133,7 @@ def test_collecting_killed_on_the_way_loses_nothing_that_is_kept(flow: StoredFlo
 def test_epochs_that_were_given_up_go_with_the_next_collection(flow: StoredFlow) -> None:
     keeper = janitor(flow)
     keeper.start(frozenset({Epoch(2)}))
-    keeper.release_below(Epoch(1))
+    keeper.release(keep_from(1))
     keeper.stop()
     assert flow.store.epochs() == [1, 3]
 
@@ -143,7 +151,7 @@ def test_an_epoch_that_completes_while_old_ones_go_stays(flow: StoredFlow) -> No
             return found
 
     overtaken: list[bool] = []
-    Janitor(snapshots=Overtaken(flow.layout), channels=flow.recovered.channels).collect(Epoch(3))
+    Janitor(snapshots=Overtaken(flow.layout), channels=flow.recovered.channels).collect(keep_from(3))
     assert LocalSnapshotStore(flow.layout).epochs() == [3, 4]
 
 
@@ -158,8 +166,8 @@ def test_a_janitor_that_fails_goes_on_with_the_next_request(flow: StoredFlow) ->
     failed = threading.Event()
     keeper = Janitor(snapshots=FailingOnce(flow.layout), channels=flow.recovered.channels)
     keeper.start()
-    keeper.release_below(Epoch(2))
-    keeper.release_below(Epoch(3))
+    keeper.release(keep_from(2))
+    keeper.release(keep_from(3))
     keeper.stop()
     assert failed.is_set()
     assert flow.store.epochs() == [3]

@@ -11,6 +11,7 @@ import shutil
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +27,10 @@ PATIENCE = "3s"
 STORIES = range(int(os.environ.get(f"{ENVIRONMENT_PREFIX}EXPLORE", "12")))
 
 
-def live(storage: Path, seed: int, **more: object) -> None:
+def live(storage: Path, seed: int, **more: Any) -> None:
     """One life: a random run, cut short by the kill or ending by itself."""
     chance = random.Random(seed)
-    settings = {
+    settings: dict[str, Any] = {
         "retain_checkpoints": chance.choice([1, 2, 3]),
         "max_concurrent_checkpoints": chance.choice([1, 2]),
         "mode": chance.choice(["aligned", "unaligned", "auto"]),

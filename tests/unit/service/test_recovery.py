@@ -309,11 +309,11 @@ def damage_blob(flow: StoredFlow) -> None:
 
 
 def damage_record(flow: StoredFlow) -> None:
-    flip(flow.layout.record(Epoch(2), ORDERS))
+    flip(flow.record_path(2, ORDERS))
 
 
 def lose_record(flow: StoredFlow) -> None:
-    flow.layout.record(Epoch(2), ORDERS).unlink()
+    flow.record_path(2, ORDERS).unlink()
 
 
 def damage_manifest(flow: StoredFlow) -> None:
@@ -489,7 +489,7 @@ def test_a_checkpoint_that_a_sink_cannot_publish_any_more_is_passed_over(running
     """Killed before the sink published epoch 2, whose record is then damaged: its batches must come again."""
     sink = MemorySink()
     sink.visible = {1: [0, 1]}
-    flip(running.layout.record(Epoch(2), TOTALS))
+    flip(running.record_path(2, TOTALS))
     recovered = running.start(sinks={TABLE: sink})
     assert (recovered.path, recovered.restored_epoch) == ("local", 1)
 
@@ -523,7 +523,7 @@ def test_a_checkpoint_behind_one_that_was_collected_can_be_used(running: StoredF
 def test_a_damaged_record_that_every_sink_has_published_does_not_stop_the_flow(running: StoredFlow) -> None:
     sink = MemorySink()
     sink.visible = {1: [0, 1], 2: [2]}
-    flip(running.layout.record(Epoch(2), TOTALS))
+    flip(running.record_path(2, TOTALS))
     assert running.start(sinks={TABLE: sink}).path == "resume"
 
 

@@ -13,13 +13,14 @@ from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, OperatorId, Positi
 from cutline.ports import OperatorRecord
 from cutline.protocol.commit import CommitPermit
 from cutline.protocol.messages import (
-    CoordinatorEvent,
+    EpochClosed,
     OperatorAcked,
     SinkCommitFailed,
     SinkCommitted,
     SnapshotFailed,
     TakeSnapshot,
 )
+from cutline.service.post import ToCoordinator
 from cutline.service.snapshotter import Snapshotter
 from tests.support.channels import append_barrier
 from tests.support.memory_sink import MemorySink
@@ -34,7 +35,7 @@ class Desk:
     def __init__(self, flow: StoredFlow, *, completed_batch: int = NO_BATCH) -> None:
         self.flow = flow
         self.sink = MemorySink()
-        self.heard: queue.SimpleQueue[CoordinatorEvent] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[ToCoordinator] = queue.SimpleQueue()
         self.fatal: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self.snapshotter = Snapshotter(
             flow=FLOW,
@@ -45,7 +46,7 @@ class Desk:
             sinks={TABLE: self.sink},
             spark_checkpoint_dir=flow.spark_dir(TOTALS),
             snapshots=flow.store,
-            notify=self.heard.put,
+            tell=self.heard.put,
             on_fatal=self.fatal.put,
             completed_batch=BatchId(completed_batch),
         )
@@ -63,7 +64,7 @@ class Desk:
             )
         )
 
-    def next(self) -> CoordinatorEvent:
+    def next(self) -> ToCoordinator:
         return self.heard.get(timeout=LONG)
 
     def acked(self) -> OperatorAcked:
@@ -71,10 +72,16 @@ class Desk:
         assert isinstance(event, OperatorAcked)
         return event
 
+    def path(self, epoch: int) -> Path:
+        return self.flow.layout.record(Epoch(epoch), TOTALS, self.flow.recovered.generation)
+
+    def closed(self, epoch: int, *, completed: bool) -> None:
+        self.snapshotter.epoch_closed(EpochClosed(epoch=Epoch(epoch), completed=completed))
+
     def record(self, epoch: int) -> OperatorRecord:
         from cutline import records
 
-        return records.load("operator", self.flow.layout.record(Epoch(epoch), TOTALS), OperatorRecord)
+        return records.load("operator", self.path(epoch), OperatorRecord)
 
     def permit(self, epoch: int, *, after: int, through: int) -> CommitPermit:
         return CommitPermit(
@@ -181,17 +188,17 @@ def test_an_epoch_that_ends_while_its_snapshot_waits_is_left_alone(flow: StoredF
     flow.run(ORDERS)
     flow.run(TOTALS, until="appended")
     desk.cut(1)
-    desk.snapshotter.epoch_closed(Epoch(1), completed=False)
+    desk.closed(1, completed=False)
     flow.spark(TOTALS).commit(0)
     desk.cut(2)
     assert desk.acked().ack.epoch == 2
-    assert not flow.layout.record(Epoch(1), TOTALS).exists()
+    assert not desk.path(1).exists()
 
 
 def test_a_cut_that_comes_after_the_end_of_its_epoch_takes_no_snapshot(flow: StoredFlow, desk: Desk) -> None:
     """Nobody would ever let go of what it stores."""
     flow.run_all()
-    desk.snapshotter.epoch_closed(Epoch(1), completed=False)
+    desk.closed(1, completed=False)
     desk.cut(1)
     desk.cut(2)
     assert desk.acked().ack.epoch == 2
@@ -230,7 +237,7 @@ def test_an_epoch_binds_everything_since_the_newest_complete_one(flow: StoredFlo
     assert bound(desk, 1) == [0, 1]
     assert bound(desk, 2) == [0, 1, 2]
     assert desk.sink.prepared == {1: [0, 1], 2: [0, 1, 2]}
-    desk.snapshotter.epoch_closed(Epoch(1), completed=True)
+    desk.closed(1, completed=True)
     flow.run_all()
     desk.cut(3)
     desk.acked()
@@ -241,7 +248,7 @@ def test_an_aborted_epoch_leaves_its_batches_to_the_next(flow: StoredFlow, desk:
     flow.run_all(batches=2)
     desk.cut(1)
     desk.acked()
-    desk.snapshotter.epoch_closed(Epoch(1), completed=False)
+    desk.closed(1, completed=False)
     flow.run_all()
     desk.cut(2)
     desk.acked()
@@ -262,8 +269,8 @@ def test_a_late_end_of_an_older_epoch_takes_nothing_back(flow: StoredFlow, desk:
         flow.run_all()
         desk.cut(epoch)
         desk.acked()
-    desk.snapshotter.epoch_closed(Epoch(2), completed=True)
-    desk.snapshotter.epoch_closed(Epoch(1), completed=True)
+    desk.closed(2, completed=True)
+    desk.closed(1, completed=True)
     flow.run_all()
     desk.cut(3)
     desk.acked()
@@ -312,7 +319,7 @@ def test_a_commit_without_a_manifest_publishes_nothing(complete: Desk) -> None:
 
 
 def test_a_commit_whose_record_is_damaged_publishes_nothing(complete: Desk) -> None:
-    path = complete.flow.layout.record(Epoch(1), TOTALS)
+    path = complete.path(1)
     path.write_bytes(path.read_bytes().replace(b'"batch":0', b'"batch":9'))
     complete.snapshotter.publish(complete.permit(1, after=-1, through=1))
     assert isinstance(complete.next(), SinkCommitFailed)

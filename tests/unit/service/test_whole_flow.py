@@ -6,12 +6,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cutline.crashpoints import POINTS
 from cutline.errors import CheckpointFailedError, FencedError, RecoveryError
 from cutline.ids import Epoch
+from cutline.metadata.sqlite import SqliteMetadata
 from tests.support.channels import append_barrier
 from tests.support.killing import is_killed_at
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
@@ -21,7 +23,7 @@ RESTORING = {"sink-rewind-half", "restore-dirs-built", "restore-generation"}
 
 
 @contextmanager
-def running(storage: Path, **settings: object) -> Iterator[SparklessFlow]:
+def running(storage: Path, **settings: Any) -> Iterator[SparklessFlow]:
     flow = SparklessFlow(storage, **settings)
     try:
         yield flow
@@ -83,7 +85,7 @@ def test_rows_in_flight_at_an_unaligned_cut_belong_to_the_next_epoch(tmp_path: P
         flow.wait(future.done)
         manifest = flow.snapshots.load_manifest(Epoch(1))
         in_flight = manifest.channels[NUMBERS].in_flight[TOTALS]
-        assert (in_flight.entries, in_flight.rows, manifest.operators[TOTALS].aligned) == (2, 2, False)
+        assert (in_flight.entries, in_flight.rows, manifest.operators[TOTALS].mode) == (2, 2, "unaligned")
         assert flow.sink.rows() == [[0, 1]]
         flow.drain()
         assert_each_once(flow.sink.rows())
@@ -100,7 +102,7 @@ def test_an_aligned_cut_waits_for_the_rows_before_the_barrier(tmp_path: Path) ->
         flow.step(TOTALS)
         flow.wait(future.done)
         manifest = flow.snapshots.load_manifest(Epoch(1))
-        assert manifest.operators[TOTALS].aligned
+        assert manifest.operators[TOTALS].mode == "aligned"
         assert manifest.channels[NUMBERS].in_flight[TOTALS].entries == 0
         assert flow.sink.rows() == [[0, 1], [1, 2]]
 
@@ -110,7 +112,7 @@ def test_alignment_switches_when_it_takes_too_long(tmp_path: Path) -> None:
         flow.step(NUMBERS)
         future = flow.coordinator.request_checkpoint(None)
         flow.wait(future.done)
-        assert not flow.snapshots.load_manifest(Epoch(1)).operators[TOTALS].aligned
+        assert flow.snapshots.load_manifest(Epoch(1)).operators[TOTALS].mode == "unaligned"
 
 
 def test_a_checkpoint_before_the_first_batch_can_be_restored(tmp_path: Path) -> None:
@@ -349,7 +351,7 @@ def test_nobody_waits_for_a_flow_that_stops(tmp_path: Path) -> None:
 def test_a_coordinator_that_was_overtaken_ends_the_flow(tmp_path: Path) -> None:
     with running(tmp_path) as flow:
         flow.emit(1)
-        other = type(flow.metadata)(flow.layout.metadata)
+        other = SqliteMetadata(flow.layout.metadata)
         other.next_generation(flow.recovered.generation)
         other.close()
         flow.request()

@@ -32,7 +32,7 @@ def written(folder: Path, name: str, content: bytes) -> Path:
 
 
 def sweep(blobs: BlobStore, *reachable: SnapshotFile) -> int:
-    return blobs.sweep(lambda: {file.sha256 for file in reachable})
+    return blobs.sweep(lambda: [{file.sha256} for file in reachable])
 
 
 def stored(layout: Layout) -> set[str]:

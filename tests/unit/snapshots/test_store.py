@@ -13,7 +13,10 @@ from msgspec.structs import replace
 from cutline.errors import DamagedRecordError
 from cutline.ids import NO_BATCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position
 from cutline.layout import Layout
-from cutline.ports import ChannelCut, GenerationRecord, Manifest, OperatorCut, OperatorRecord, Pin, SnapshotFile
+from cutline.ports import ChannelCut, GenerationRecord, Manifest, OperatorRecord, Pin, SnapshotFile, Tombstone
+from cutline.protocol.messages import Timings
+from cutline.service.manifests import operator_cut
+from cutline.service.snapshotter import _acknowledgement
 from cutline.snapshots.store import LocalSnapshotStore
 from tests.support import stored_records
 from tests.support.killing import is_killed_at
@@ -48,17 +51,16 @@ def spark(tmp_path: Path) -> SparkDir:
 
 
 def record_of(
-    store: LocalSnapshotStore, spark: SparkDir, epoch: int, batch: int, name: str = "totals"
+    store: LocalSnapshotStore, spark: SparkDir, epoch: int, batch: int, *, generation: int = 1
 ) -> OperatorRecord:
     """Pin and store the files of a batch, and the record that names them."""
-    operator = OperatorId(name)
     files = store.files_of(spark.root, BatchId(batch))
-    subtasks, shared = store.store_files(store.pin(operator, Epoch(epoch), spark.root, files))
+    subtasks, shared = store.store_files(store.pin(TOTALS, Epoch(epoch), spark.root, files))
     record = OperatorRecord(
         flow=FlowName("flow"),
-        operator=operator,
+        operator=TOTALS,
         epoch=Epoch(epoch),
-        generation=Generation(1),
+        generation=Generation(generation),
         batch=BatchId(batch),
         barrier=Position(batch + 1),
         positions={},
@@ -67,6 +69,7 @@ def record_of(
         subtasks=subtasks,
         shared=shared,
         sinks={},
+        timings=Timings(),
     )
     store.store_record(record)
     return record
@@ -80,31 +83,14 @@ def manifest_of(store: LocalSnapshotStore, *records: OperatorRecord) -> Manifest
         previous_epoch=Epoch(0),
         started_ms=0,
         completed_ms=1,
-        operators={
-            record.operator: OperatorCut(
-                batch=record.batch,
-                barrier=record.barrier,
-                positions={},
-                aligned=True,
-                watermark_ms=record.watermark_ms,
-                record_sha256=store.store_record(record),
-                subtasks=len(record.subtasks),
-                files=len(record.files()),
-                size_bytes=0,
-                new_bytes=0,
-                alignment_ms=0,
-                sync_ms=0,
-                async_ms=0,
-            )
-            for record in records
-        },
+        operators={record.operator: operator_cut(_acknowledgement(store.store_record(record))) for record in records},
         channels={record.operator: ChannelCut(barrier=record.barrier, lineage=[], in_flight={}) for record in records},
     )
 
 
 def checkpoint(store: LocalSnapshotStore, spark: SparkDir, epoch: int, batch: int) -> OperatorRecord:
     record = record_of(store, spark, epoch, batch)
-    assert store.store_manifest(manifest_of(store, record))
+    assert isinstance(store.store_manifest(manifest_of(store, record)), Manifest)
     return record
 
 
@@ -208,8 +194,12 @@ def test_a_pin_on_a_file_system_without_links_is_a_copy(
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr(os, "link", refuse)
-    record = record_of(store, spark, 1, 1)
+    files = store.files_of(spark.root, BatchId(1))
+    with monkeypatch.context() as without_links:
+        without_links.setattr(os, "link", refuse)
+        subtasks, shared = store.store_files(store.pin(TOTALS, Epoch(1), spark.root, files))
+    record = record_of(store, spark, 2, 1)
+    assert (record.shared, [one.files for one in record.subtasks]) == (shared, [one.files for one in subtasks])
     assert store.damage(record) == []
 
 
@@ -228,6 +218,10 @@ def test_files_that_did_not_change_are_stored_once(store: LocalSnapshotStore, la
     new_bytes = [subtask.new_bytes for subtask in second.subtasks]
     assert new_bytes == [len("2-0"), len("2-1")]
     assert len(blobs(layout) - before) == len({"offsets/2", "commits/2", "state/0/0/3.delta", "state/0/1/3.delta"})
+
+
+def test_every_subtask_says_how_long_its_files_took(store: LocalSnapshotStore, spark: SparkDir) -> None:
+    assert all(subtask.async_ms > 0 for subtask in record_of(store, spark, 1, 1).subtasks)
 
 
 def test_the_files_of_each_subtask_are_told_apart(store: LocalSnapshotStore, spark: SparkDir) -> None:
@@ -251,23 +245,104 @@ def test_a_batch_counts_as_committed_only_when_spark_says_so(store: LocalSnapsho
 def test_an_epoch_exists_only_with_its_manifest(store: LocalSnapshotStore, spark: SparkDir) -> None:
     record = record_of(store, spark, 1, 1)
     assert store.epochs() == []
-    assert store.store_manifest(manifest_of(store, record))
+    assert isinstance(store.store_manifest(manifest_of(store, record)), Manifest)
     assert store.epochs() == [1]
 
 
 def test_the_first_manifest_of_an_epoch_stays(store: LocalSnapshotStore, spark: SparkDir) -> None:
     record = record_of(store, spark, 1, 1)
     manifest = manifest_of(store, record)
-    assert store.store_manifest(manifest)
-    assert not store.store_manifest(manifest_of(store, record_of(store, spark, 1, 2)))
+    assert store.store_manifest(manifest) == manifest
+    assert store.store_manifest(manifest_of(store, record_of(store, spark, 1, 2, generation=2))) == manifest
     assert store.load_manifest(Epoch(1)) == manifest
 
 
 def test_a_record_that_is_not_the_one_the_manifest_names_is_refused(store: LocalSnapshotStore, spark: SparkDir) -> None:
     checkpoint(store, spark, 1, 1)
+    store._layout.record(Epoch(1), TOTALS, Generation(1)).unlink()
     record_of(store, spark, 1, 2)
     with pytest.raises(DamagedRecordError, match="not the one the manifest names"):
         store.load_record(store.load_manifest(Epoch(1)), TOTALS)
+
+
+def test_a_record_is_never_changed(store: LocalSnapshotStore, spark: SparkDir) -> None:
+    first = record_of(store, spark, 1, 1)
+    stored = store.store_record(first)
+    again = store.store_record(replace(first, batch=BatchId(2)))
+    assert again == stored
+    assert store.find_record(Epoch(1), TOTALS, Generation(1)) == stored
+
+
+def test_every_generation_has_a_record_of_its_own(store: LocalSnapshotStore, spark: SparkDir) -> None:
+    older, newer = record_of(store, spark, 1, 1), record_of(store, spark, 1, 1, generation=2)
+    store.store_manifest(manifest_of(store, newer))
+    assert store.load_record(store.load_manifest(Epoch(1)), TOTALS) == newer
+    found = store.find_record(Epoch(1), TOTALS, Generation(1))
+    assert found is not None and found.record == older
+    assert store.find_record(Epoch(1), TOTALS, Generation(3)) is None
+
+
+def test_what_a_found_record_names_is_held_on_to(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+    record_of(store, spark, 2, 2)
+    again = LocalSnapshotStore(layout)
+    again.find_record(Epoch(2), TOTALS, Generation(1))
+    again.collect([])
+    assert blobs(layout)
+    again.discard(Epoch(2))
+    again.collect([])
+    assert blobs(layout) == set()
+
+
+# ------------------------------------------------------------------------------------------------- tombstones
+
+
+def tombstone(epoch: int, generation: int = 2) -> Tombstone:
+    return Tombstone(epoch=Epoch(epoch), generation=Generation(generation), reason="timed out")
+
+
+def test_a_tombstone_bars_the_manifest(store: LocalSnapshotStore, spark: SparkDir) -> None:
+    manifest = manifest_of(store, record_of(store, spark, 1, 1))
+    assert store.store_tombstone(tombstone(1)) == tombstone(1)
+    assert store.store_manifest(manifest) == tombstone(1)
+    assert store.epochs() == []
+
+
+def test_a_manifest_that_is_there_is_found_instead_of_a_tombstone(store: LocalSnapshotStore, spark: SparkDir) -> None:
+    manifest = manifest_of(store, record_of(store, spark, 1, 1))
+    store.store_manifest(manifest)
+    assert store.store_tombstone(tombstone(1)) == manifest
+    assert store.epochs() == [1]
+
+
+def test_something_unreadable_in_the_manifests_place_bars_it_too(
+    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
+) -> None:
+    checkpoint(store, spark, 1, 1)
+    flip(layout.manifest(Epoch(1)))
+    assert store.store_tombstone(tombstone(1)) == tombstone(1)
+    assert store.epochs() == [1], "it may have been complete: recovery must know of it"
+
+
+def test_discarding_keeps_the_tombstone(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+    record_of(store, spark, 1, 1)
+    store.store_tombstone(tombstone(1))
+    store.discard(Epoch(1))
+    assert [path.name for path in layout.checkpoint(Epoch(1)).iterdir()] == ["manifest.json"]
+    assert store.store_tombstone(tombstone(1, generation=9)) == tombstone(1)
+    store.collect([])
+    assert blobs(layout) == set()
+
+
+def test_a_tombstone_goes_when_nothing_older_is_kept(
+    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
+) -> None:
+    checkpoint(store, spark, 1, 0)
+    store.store_tombstone(tombstone(2))
+    checkpoint(store, spark, 3, 1)
+    store.collect([])
+    assert layout.manifest(Epoch(2)).exists()
+    store.collect([Epoch(1)])
+    assert not layout.checkpoint(Epoch(2)).exists()
 
 
 def test_epochs_come_in_ascending_order(store: LocalSnapshotStore, spark: SparkDir) -> None:
@@ -314,7 +389,7 @@ def test_damaged_manifests_and_records_are_found(
     checkpoint(store, spark, 1, 1)
     checkpoint(store, spark, 2, 2)
     manifest = store.load_manifest(Epoch(1))
-    damage(layout.record(Epoch(1), TOTALS))
+    damage(layout.record(Epoch(1), TOTALS, Generation(1)))
     with pytest.raises(DamagedRecordError):
         store.load_record(manifest, TOTALS)
     damage(layout.manifest(Epoch(2)))
@@ -484,7 +559,7 @@ def test_an_epoch_that_completes_while_old_ones_are_collected_is_whole(
     def complete_meanwhile(self: LocalSnapshotStore, of: Manifest, operator: OperatorId) -> OperatorRecord:
         record = load(self, of, operator)
         if not overtaken:
-            overtaken.append(store.store_manifest(manifest))
+            overtaken.append(store.store_manifest(manifest) == manifest)
         return record
 
     monkeypatch.setattr(LocalSnapshotStore, "load_record", complete_meanwhile)
@@ -530,7 +605,7 @@ def test_collecting_killed_after_the_manifest_is_finished_by_the_next(
         assert is_killed_at("mid-collect", lambda: keep_only(store, Epoch(3)))
         assert LocalSnapshotStore(layout).epochs() == left
         assert LocalSnapshotStore(layout).damage(third) == []
-        assert layout.record(Epoch(1), TOTALS).exists()
+        assert layout.record(Epoch(1), TOTALS, Generation(1)).exists()
     assert keep_only(LocalSnapshotStore(layout), Epoch(3)) == []
     assert blobs(layout) == hashes(third)
     assert [int(path.name) for path in layout.checkpoints.iterdir()] == [3]
@@ -556,7 +631,7 @@ def test_records_of_later_pending_epochs_stay(store: LocalSnapshotStore, layout:
     checkpoint(store, spark, 2, 1)
     record_of(store, spark, 3, 2)
     keep_only(store, Epoch(2))
-    assert layout.record(Epoch(3), TOTALS).exists()
+    assert layout.record(Epoch(3), TOTALS, Generation(1)).exists()
     assert not layout.checkpoint(Epoch(1)).exists()
 
 

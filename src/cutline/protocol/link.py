@@ -1,0 +1,174 @@
+"""Messages between two processes over a network that loses, repeats, delays and re-orders: in order, each once.
+
+Both sides of a link hold an ``Endpoint``. A message carries the sender's session (a number that grows with each of its
+lives), a sequence number within that session, the lowest number it still holds, and how far it has received itself.
+What is not acknowledged is sent again with doubling pauses, up to a limit; then it is given up, the lowest number moves
+on, and the other side does not wait for it: whoever needs the answer has a timeout of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+P = TypeVar("P")
+
+#: Session of a peer that has not been heard of.
+NO_SESSION = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope(Generic[P]):
+    """One message on the wire. Without a payload it only acknowledges."""
+
+    sender_session: int
+    #: The life of the receiver that it is meant for; NO_SESSION when the sender knows of none.
+    receiver_session: int
+    #: 0 without a payload.
+    seq: int
+    #: The lowest sequence number the sender still holds: nothing below it will come any more.
+    base: int
+    #: Everything below this number of the receiver's messages has arrived.
+    received: int
+    payload: P | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received(Generic[P]):
+    """What came of an envelope."""
+
+    #: In the order in which they were sent.
+    payloads: tuple[P, ...] = ()
+    replies: tuple[Envelope[P], ...] = ()
+    #: The other side has begun a new life: it knows nothing of what was said before.
+    peer_restarted: bool = False
+
+
+@dataclass(slots=True)
+class _Unacknowledged(Generic[P]):
+    payload: P
+    retry_at_ms: int
+    attempts: int = 1
+
+
+class Endpoint(Generic[P]):
+    """One side of a link. Pure: it returns what is to be put on the wire."""
+
+    def __init__(self, session: int, *, retry_ms: int = 500, retry_limit: int = 8, window: int = 64) -> None:
+        """``session``: higher than in any earlier life. ``window``: most messages kept that came too early."""
+        if session <= NO_SESSION:
+            raise ValueError(f"session {session} is not positive")
+        self.session = session
+        self._retry_ms = retry_ms
+        self._retry_limit = retry_limit
+        self._window = window
+        self._peer_session = NO_SESSION
+        self._next_seq = 1
+        self._unacknowledged: dict[int, _Unacknowledged[P]] = {}
+        self._expected = 1
+        self._early: dict[int, P] = {}
+        #: duplicate, early, stale, overflow, skipped, retried, given_up
+        self.counts: Counter[str] = Counter()
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, payload: P, *, now_ms: int) -> Envelope[P]:
+        seq = self._next_seq
+        self._next_seq += 1
+        self._unacknowledged[seq] = _Unacknowledged(payload, now_ms + self._retry_ms)
+        return self._envelope(seq, payload)
+
+    def time_passed(self, *, now_ms: int) -> list[Envelope[P]]:
+        """What is to be sent again."""
+        due = [seq for seq, message in self._unacknowledged.items() if now_ms >= message.retry_at_ms]
+        again: list[Envelope[P]] = []
+        for seq in due:
+            message = self._unacknowledged[seq]
+            if message.attempts > self._retry_limit:
+                del self._unacknowledged[seq]
+                self.counts["given_up"] += 1
+                continue
+            message.retry_at_ms = now_ms + self._retry_ms * 2**message.attempts
+            message.attempts += 1
+            self.counts["retried"] += 1
+            again.append(self._envelope(seq, message.payload))
+        return again
+
+    def next_deadline_ms(self) -> int | None:
+        return min((message.retry_at_ms for message in self._unacknowledged.values()), default=None)
+
+    def _envelope(self, seq: int, payload: P | None) -> Envelope[P]:
+        return Envelope(
+            sender_session=self.session,
+            receiver_session=self._peer_session,
+            seq=seq,
+            base=min(self._unacknowledged, default=self._next_seq),
+            received=self._expected,
+            payload=payload,
+        )
+
+    # ------------------------------------------------------------------ receiving
+
+    def receive(self, envelope: Envelope[P], *, now_ms: int) -> Received[P]:
+        """Take in an envelope; duplicates, strays and what comes too early do no harm."""
+        if envelope.sender_session < self._peer_session:
+            self.counts["stale"] += 1
+            return Received()
+        restarted = envelope.sender_session > self._peer_session != NO_SESSION
+        if envelope.sender_session > self._peer_session:
+            self._meet(envelope, now_ms)
+        if envelope.receiver_session not in (NO_SESSION, self.session):
+            # Meant for an earlier life of ours, whose numbers say nothing here. The reply tells who we are now.
+            self.counts["stale"] += 1
+            return Received(replies=(self._envelope(0, None),), peer_restarted=restarted)
+        if envelope.receiver_session == self.session:
+            for seq in [seq for seq in self._unacknowledged if seq < envelope.received]:
+                del self._unacknowledged[seq]
+        payloads = self._skip_to(envelope.base)
+        if envelope.payload is None:
+            return Received(payloads=tuple(payloads), peer_restarted=restarted)
+        payloads += self._take(envelope.seq, envelope.payload)
+        return Received(payloads=tuple(payloads), replies=(self._envelope(0, None),), peer_restarted=restarted)
+
+    def _meet(self, envelope: Envelope[P], now_ms: int) -> None:
+        """The first sign of a life of the peer."""
+        if self._peer_session != NO_SESSION:
+            # What was under way was meant for the life before; the new one is told afresh what it needs.
+            self.counts["given_up"] += len(self._unacknowledged)
+            self._unacknowledged.clear()
+        self._peer_session = envelope.sender_session
+        self._expected = envelope.base
+        self._early.clear()
+        for message in self._unacknowledged.values():
+            message.retry_at_ms = min(message.retry_at_ms, now_ms)
+
+    def _take(self, seq: int, payload: P) -> list[P]:
+        if seq < self._expected or seq in self._early:
+            self.counts["duplicate"] += 1
+            return []
+        if seq >= self._expected + self._window:
+            self.counts["overflow"] += 1  # it will be sent again
+            return []
+        if seq > self._expected:
+            self.counts["early"] += 1
+        self._early[seq] = payload
+        return self._in_order()
+
+    def _skip_to(self, base: int) -> list[P]:
+        """The sender has given up everything below ``base`` that has not come."""
+        payloads: list[P] = []
+        while self._expected < base:
+            if self._expected in self._early:
+                payloads.append(self._early.pop(self._expected))
+            else:
+                self.counts["skipped"] += 1
+            self._expected += 1
+        return payloads + self._in_order()
+
+    def _in_order(self) -> list[P]:
+        payloads: list[P] = []
+        while self._expected in self._early:
+            payloads.append(self._early.pop(self._expected))
+            self._expected += 1
+        return payloads

@@ -1,0 +1,178 @@
+"""What is written down of a checkpoint: the manifest from the acknowledgements, and figures for the history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cutline.channels.log import ChannelLog
+from cutline.ids import NO_BATCH, BatchId, FlowName, Generation, OperatorId
+from cutline.ports import ChannelCut, InFlight, Manifest, OperatorCut, Spans, SubtaskCut
+from cutline.protocol.checkpoint import PendingEpoch
+from cutline.protocol.lineage import Lineage, Span
+from cutline.protocol.messages import FoundManifest, OperatorAck, StoreManifest
+from cutline.protocol.publishing import CompleteEpoch
+
+
+def build_manifest(
+    flow: FlowName,
+    generation: Generation,
+    action: StoreManifest,
+    channels: Mapping[OperatorId, ChannelLog],
+    *,
+    before: CompleteEpoch | None,
+    completed_ms: int,
+) -> Manifest:
+    """The record of a checkpoint that everybody has acknowledged; ``before``: the newest complete one."""
+    after = before.batches if before else {}
+    return Manifest(
+        flow=flow,
+        epoch=action.epoch,
+        generation=generation,
+        previous_epoch=action.previous_epoch,
+        started_ms=action.started_ms,
+        completed_ms=completed_ms,
+        operators={name: operator_cut(ack, after.get(name, NO_BATCH)) for name, ack in action.acks.items()},
+        channels={name: channel_cut(channels[name], action.acks) for name in action.acks},
+    )
+
+
+def operator_cut(ack: OperatorAck, after_batch: BatchId = NO_BATCH) -> OperatorCut:
+    timings = ack.timings
+    return OperatorCut(
+        generation=ack.generation,
+        batch=ack.cut.batch,
+        after_batch=after_batch,
+        barrier=ack.cut.barrier,
+        positions=dict(ack.cut.positions),
+        mode="aligned" if ack.cut.aligned else "unaligned",
+        watermark_ms=ack.watermark_ms,
+        record_sha256=ack.record_sha256,
+        files=sum(subtask.files for subtask in ack.subtasks),
+        size_bytes=sum(subtask.size_bytes for subtask in ack.subtasks),
+        new_bytes=sum(subtask.new_bytes for subtask in ack.subtasks),
+        start_delay_ms=timings.start_delay_ms,
+        alignment_ms=timings.alignment_ms,
+        sync_ms=timings.sync_ms,
+        async_ms=timings.async_ms,
+        total_ms=round(timings.start_delay_ms + timings.alignment_ms + timings.sync_ms + timings.async_ms, 3),
+        subtasks=[
+            SubtaskCut(
+                subtask=subtask.subtask,
+                files=subtask.files,
+                size_bytes=subtask.size_bytes,
+                new_bytes=subtask.new_bytes,
+                async_ms=subtask.async_ms,
+            )
+            for subtask in sorted(ack.subtasks, key=lambda one: one.subtask)
+        ],
+    )
+
+
+def channel_cut(channel: ChannelLog, acks: Mapping[OperatorId, OperatorAck]) -> ChannelCut:
+    """The channel's state is what lies between each consumer's position and the barrier."""
+    barrier = acks[channel.operator].cut.barrier
+    in_flight = {}
+    for consumer, ack in acks.items():
+        first = ack.cut.positions.get(channel.operator)
+        if first is not None:
+            amount = channel.amount(first, barrier)
+            in_flight[consumer] = InFlight(
+                first=first, end=barrier, entries=amount.entries, rows=amount.rows, size_bytes=amount.size_bytes
+            )
+    return ChannelCut(
+        barrier=barrier,
+        lineage=[(span.generation, span.start) for span in channel.lineage.spans],
+        in_flight=in_flight,
+    )
+
+
+def read_past_barrier(manifest: Manifest) -> str | None:
+    """Why a cut must not become a checkpoint: never seen, and never to be stored."""
+    for name, cut in manifest.channels.items():
+        for consumer, flight in cut.in_flight.items():
+            if flight.first > cut.barrier:
+                return f"{consumer} had read {name} up to {flight.first}, past the barrier at {cut.barrier}"
+    return None
+
+
+def lineage_of(spans: Spans) -> Lineage:
+    return Lineage(spans=tuple(Span(generation, start) for generation, start in spans))
+
+
+def is_of_history(manifest: Manifest, lineages: Mapping[OperatorId, Lineage]) -> bool:
+    """Whether all barriers of a checkpoint stand in the logs as they are read now.
+
+    What a process wrote into its own generation after another one had forked the logs is no part of the flow, and
+    neither is a checkpoint of it.
+    """
+    return all(
+        lineages[name].owner(cut.barrier) == lineage_of(cut.lineage).owner(cut.barrier)
+        for name, cut in manifest.channels.items()
+        if name in lineages
+    )
+
+
+def complete_epoch(manifest: Manifest) -> CompleteEpoch:
+    """What the coordinator must know of a checkpoint that was complete before it came."""
+    return CompleteEpoch(
+        epoch=manifest.epoch,
+        generation=manifest.generation,
+        previous_epoch=manifest.previous_epoch,
+        batches={name: cut.batch for name, cut in manifest.operators.items()},
+        completed_ms=manifest.completed_ms,
+        after_batches={name: cut.after_batch for name, cut in manifest.operators.items()},
+    )
+
+
+def found_manifest(manifest: Manifest) -> FoundManifest:
+    return FoundManifest(
+        generation=manifest.generation,
+        previous_epoch=manifest.previous_epoch,
+        batches={name: cut.batch for name, cut in manifest.operators.items()},
+    )
+
+
+# --------------------------------------------------------------------------- figures
+
+
+def statistics(manifest: Manifest) -> dict[str, Any]:
+    """Of a complete checkpoint, for people; the subtasks' figures are in the manifest only."""
+    in_flight = [flight for cut in manifest.channels.values() for flight in cut.in_flight.values()]
+    cuts = manifest.operators
+    return {
+        "duration_ms": manifest.completed_ms - manifest.started_ms,
+        "size_bytes": sum(cut.size_bytes for cut in cuts.values()),
+        "new_bytes": sum(cut.new_bytes for cut in cuts.values()),
+        "in_flight_entries": sum(flight.entries for flight in in_flight),
+        "in_flight_rows": sum(flight.rows for flight in in_flight),
+        "in_flight_bytes": sum(flight.size_bytes for flight in in_flight),
+        "unaligned_operators": sorted(name for name, cut in cuts.items() if cut.mode == "unaligned"),
+        "operators": {name: _figures(cut) for name, cut in cuts.items()},
+    }
+
+
+def abort_details(pending: PendingEpoch, *, ended_ms: int) -> dict[str, Any]:
+    """Of an aborted checkpoint, for people: who had acknowledged, and with what; who had not."""
+    return {
+        "duration_ms": max(ended_ms - pending.started_ms, 0),
+        "operators": {name: _figures(operator_cut(ack)) for name, ack in pending.merged_acks().items()},
+        "missing": {name: list(subtasks) for name, subtasks in pending.missing().items()},
+    }
+
+
+def _figures(cut: OperatorCut) -> dict[str, Any]:
+    return {
+        "generation": cut.generation,
+        "batch": cut.batch,
+        "mode": cut.mode,
+        "subtasks": len(cut.subtasks),
+        "files": cut.files,
+        "size_bytes": cut.size_bytes,
+        "new_bytes": cut.new_bytes,
+        "start_delay_ms": cut.start_delay_ms,
+        "alignment_ms": cut.alignment_ms,
+        "sync_ms": cut.sync_ms,
+        "async_ms": cut.async_ms,
+        "total_ms": cut.total_ms,
+    }

@@ -50,11 +50,13 @@ bench: $(READY) ## Run every benchmark
 		$(BIN)/python "$$script" || exit 1; \
 	done
 
-docs: $(READY) ## Check the links in the documentation
+docs: $(READY) ## Draw the state machines, check the links in the documentation
+	@echo "docs: state machines"
+	@$(BIN)/python tools/state_diagrams.py
 	@echo "docs: links"
 	@$(BIN)/python scripts/check_docs.py
 
 clean: ## Remove caches and build output; .venv stays
 	@echo "clean: caches and build output"
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse metastore_db derby.log
-	@find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests examples benchmarks scripts tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, OperatorId, Position
-from cutline.protocol.agent import Agent, FoundCut
+from cutline.protocol.agent import AS_FLOW, Agent, CutState, FoundCut
 from cutline.protocol.messages import (
+    AckRequested,
     AgentAction,
     AgentEvent,
     AppendBarrier,
     BarrierAppeared,
     BarrierRequested,
+    BarrierTerms,
     BatchAppended,
     DataAppeared,
     EpochClosed,
+    ReportFailure,
     SetGate,
     TakeSnapshot,
     TimePassed,
 )
+
+
+def terms(limit_ms: int | None = None, *, is_binding: bool = False, started_ms: int = 0) -> BarrierTerms:
+    return BarrierTerms(alignment_limit_ms=limit_ms, is_binding=is_binding, started_ms=started_ms)
 
 
 class DrivenAgent:
@@ -33,6 +40,8 @@ class DrivenAgent:
         positions: Mapping[str, int] | None = None,
         found_cuts: Iterable[FoundCut] = (),
         first_seq: Mapping[str, int] | None = None,
+        own_limit_ms: int | None = AS_FLOW,
+        patience_ms: int | None = None,
     ) -> None:
         self.agent = Agent(
             operator=OperatorId("me"),
@@ -42,6 +51,8 @@ class DrivenAgent:
             last_batch=BatchId(last_batch),
             positions={OperatorId(name): Position(at) for name, at in (positions or {}).items()},
             found_cuts=found_cuts,
+            own_limit_ms=own_limit_ms,
+            patience_ms=patience_ms,
         )
         self.now_ms = 0
         self.gates: dict[str, int] = {}
@@ -58,7 +69,11 @@ class DrivenAgent:
         return actions
 
     def request(self, epoch: int, limit_ms: int | None = None) -> list[AgentAction]:
-        return self.tell(BarrierRequested(epoch=Epoch(epoch), alignment_limit_ms=limit_ms))
+        return self.tell(BarrierRequested(epoch=Epoch(epoch), terms=terms(limit_ms)))
+
+    def ask(self, epoch: int) -> list[AgentAction]:
+        """The coordinator wants to know what became of an epoch."""
+        return self.tell(AckRequested(epoch=Epoch(epoch)))
 
     def rows(self, channel: str, *, count: int = 1) -> None:
         """Data entries with rows appear."""
@@ -68,9 +83,20 @@ class DrivenAgent:
     def empty(self, channel: str) -> None:
         self.tell(DataAppeared(channel=OperatorId(channel), seq=self._seq(channel), has_rows=False))
 
-    def barrier(self, channel: str, epoch: int, limit_ms: int | None = None) -> list[AgentAction]:
+    def barrier(
+        self,
+        channel: str,
+        epoch: int,
+        limit_ms: int | None = None,
+        *,
+        is_binding: bool = False,
+        started_ms: int = 0,
+    ) -> list[AgentAction]:
         event = BarrierAppeared(
-            channel=OperatorId(channel), seq=self._seq(channel), epoch=Epoch(epoch), alignment_limit_ms=limit_ms
+            channel=OperatorId(channel),
+            seq=self._seq(channel),
+            epoch=Epoch(epoch),
+            terms=terms(limit_ms, is_binding=is_binding, started_ms=started_ms),
         )
         return self.tell(event)
 
@@ -97,6 +123,14 @@ class DrivenAgent:
     def barriers(self) -> list[tuple[int, int]]:
         """(epoch, batch) of every barrier it had appended, in order."""
         return [(action.epoch, action.batch) for action in self.actions if isinstance(action, AppendBarrier)]
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """Epochs it has said it will never cut for, and why."""
+        return {action.epoch: action.reason for action in self.actions if isinstance(action, ReportFailure)}
+
+    def state_of(self, epoch: int) -> CutState:
+        return self.agent.state_of(Epoch(epoch))
 
     @property
     def snapshots(self) -> list[TakeSnapshot]:

@@ -12,19 +12,28 @@ from cutline.protocol.messages import (
     AbortStored,
     AnnounceClosed,
     AnswerRequest,
+    BarrierTerms,
     CheckpointOptions,
     CheckpointRequested,
     CommitSink,
     CoordinatorAction,
     CoordinatorEvent,
     CutPoint,
+    FoundManifest,
     InjectBarrier,
     ManifestRefused,
     ManifestStored,
     OperatorAck,
     OperatorAcked,
+    OperatorStarted,
     PendingStored,
-    ReleaseBelow,
+    PinChanged,
+    ProgressMade,
+    RegionLost,
+    RegionRestored,
+    ReleaseEpochs,
+    ReportHealth,
+    RequestAck,
     SinkCommitFailed,
     SinkCommitted,
     SnapshotFailed,
@@ -35,17 +44,26 @@ from cutline.protocol.messages import (
     TimePassed,
 )
 from cutline.protocol.publishing import CompleteEpoch
-from cutline.protocol.trigger import TriggerPolicy
+from cutline.protocol.retention import RetentionPolicy
+from cutline.protocol.trigger import TriggerPolicy, TriggerSettings
 
 A = TypeVar("A")
 
 #: Two sources, one aggregation with two subtasks and a sink, one sink at a source.
 SUBTASKS = {"left": 1, "right": 1, "totals": 2}
 SINKS = {"totals": ("table",), "left": ("raw",)}
+#: Later than anything a test waits for: the timers that it is not about stay out of its way.
+NEVER_MS = 10**12
 
 
 def operator_ack(
-    operator: str, epoch: int, *, batch: int = 0, subtasks: Sequence[int] = (0,), generation: int = 1
+    operator: str,
+    epoch: int,
+    *,
+    batch: int = 0,
+    subtasks: Sequence[int] = (0,),
+    generation: int = 1,
+    record: str | None = None,
 ) -> OperatorAck:
     return OperatorAck(
         operator=OperatorId(operator),
@@ -53,13 +71,24 @@ def operator_ack(
         generation=Generation(generation),
         cut=CutPoint(batch=BatchId(batch), barrier=Position(batch + 1), positions={}, aligned=True),
         subtasks=tuple(SubtaskAck(subtask=Subtask(i), files=1, size_bytes=10, new_bytes=5) for i in subtasks),
-        record_sha256=f"{operator}-{epoch}",
+        record_sha256=record or f"{operator}-{epoch}",
     )
 
 
-def complete_epoch(epoch: int, *, batch: int, previous: int = 0, generation: int = 1) -> CompleteEpoch:
+def complete_epoch(
+    epoch: int, *, batch: int, previous: int = 0, generation: int = 1, completed_ms: int = 0
+) -> CompleteEpoch:
     return CompleteEpoch(
         epoch=Epoch(epoch),
+        generation=Generation(generation),
+        previous_epoch=Epoch(previous),
+        batches={OperatorId(name): BatchId(batch) for name in SUBTASKS},
+        completed_ms=completed_ms,
+    )
+
+
+def found_manifest(*, batch: int, previous: int = 0, generation: int = 1) -> FoundManifest:
+    return FoundManifest(
         generation=Generation(generation),
         previous_epoch=Epoch(previous),
         batches={OperatorId(name): BatchId(batch) for name in SUBTASKS},
@@ -67,7 +96,8 @@ def complete_epoch(epoch: int, *, batch: int, previous: int = 0, generation: int
 
 
 def stored_pending(epoch: int, *, started_ms: int = 0, is_resumable: bool = True) -> StoredPending:
-    return StoredPending(epoch=Epoch(epoch), started_ms=started_ms, alignment_limit_ms=None, is_resumable=is_resumable)
+    terms = BarrierTerms(alignment_limit_ms=None, started_ms=started_ms)
+    return StoredPending(epoch=Epoch(epoch), terms=terms, is_resumable=is_resumable)
 
 
 class DrivenCoordinator:
@@ -79,14 +109,24 @@ class DrivenCoordinator:
         interval_ms: int = 0,
         min_pause_ms: int = 0,
         max_concurrent: int = 1,
+        trigger: TriggerSettings | None = None,
         timeout_ms: int = 1_000,
+        operator_timeouts_ms: Mapping[str, int] | None = None,
+        ask_again_ms: int = NEVER_MS,
+        ask_again_limit: int = 8,
+        tolerable_failures: int | None = None,
         retain: int = 3,
+        retain_ms: int | None = None,
+        sink_silence_ms: int = NEVER_MS,
         last_epoch: int = NO_EPOCH,
         complete: Iterable[CompleteEpoch] = (),
         published: Mapping[str, int] | None = None,
         pending: Iterable[StoredPending] = (),
         sinks: Mapping[str, Sequence[str]] = SINKS,
+        subtasks: Mapping[str, int] = SUBTASKS,
         generation: int = 1,
+        generations: Mapping[str, int] | None = None,
+        pins: Iterable[int] = (),
         now_ms: int = 0,
         started: bool = True,
     ) -> None:
@@ -95,27 +135,34 @@ class DrivenCoordinator:
         self.core = Coordinator(
             topology=Topology(
                 flow=FlowName("flow"),
-                subtasks={OperatorId(name): count for name, count in SUBTASKS.items()},
+                subtasks={OperatorId(name): count for name, count in subtasks.items()},
                 sources=frozenset({OperatorId("left"), OperatorId("right")}),
                 sinks={OperatorId(op): tuple(SinkId(sink) for sink in names) for op, names in sinks.items()},
             ),
             generation=Generation(generation),
             settings=Settings(
                 timeout_ms=timeout_ms,
+                operator_timeouts_ms={OperatorId(name): ms for name, ms in (operator_timeouts_ms or {}).items()},
                 alignment_limit_ms=50,
-                retain_checkpoints=retain,
+                retention=RetentionPolicy(count=retain, age_ms=retain_ms),
                 trigger=TriggerPolicy(
-                    interval_ms=interval_ms,
-                    min_pause_ms=min_pause_ms,
-                    max_concurrent=max_concurrent,
-                    first_ms=interval_ms,
+                    trigger
+                    or TriggerSettings(
+                        interval_ms=interval_ms, min_pause_ms=min_pause_ms, max_concurrent=max_concurrent
+                    )
                 ),
+                tolerable_failures=tolerable_failures,
+                ask_again_ms=ask_again_ms,
+                ask_again_limit=ask_again_limit,
                 sink_retry_ms=100,
                 sink_retry_limit_ms=1_000,
+                sink_silence_ms=sink_silence_ms,
             ),
+            generations={OperatorId(name): Generation(number) for name, number in (generations or {}).items()},
             last_epoch=Epoch(last_epoch),
             complete=complete,
             published={SinkId(name): Epoch(epoch) for name, epoch in (published or {}).items()},
+            pins=[Epoch(epoch) for epoch in pins],
         )
         self.actions: list[CoordinatorAction] = []
         if started:
@@ -145,8 +192,8 @@ class DrivenCoordinator:
     def ack_all(self, epoch: int, *, batch: int = 0) -> list[CoordinatorAction]:
         return [action for operator in SUBTASKS for action in self.ack(operator, epoch, batch=batch)]
 
-    def manifest_stored(self, epoch: int) -> list[CoordinatorAction]:
-        return self.tell(ManifestStored(epoch=Epoch(epoch)))
+    def manifest_stored(self, epoch: int, *, found: FoundManifest | None = None) -> list[CoordinatorAction]:
+        return self.tell(ManifestStored(epoch=Epoch(epoch), found=found))
 
     def manifest_refused(self, epoch: int, reason: str = "disk full") -> list[CoordinatorAction]:
         return self.tell(ManifestRefused(epoch=Epoch(epoch), reason=reason))
@@ -170,6 +217,44 @@ class DrivenCoordinator:
     def sink_failed(self, sink: str, epoch: int) -> list[CoordinatorAction]:
         event = SinkCommitFailed(operator=_owner(sink), sink=SinkId(sink), epoch=Epoch(epoch), reason="no network")
         return self.tell(event)
+
+    def operator_started(
+        self, operator: str, *open_epochs: int, generation: int | None = None
+    ) -> list[CoordinatorAction]:
+        return self.tell(
+            OperatorStarted(
+                operator=OperatorId(operator),
+                generation=Generation(self.generation if generation is None else generation),
+                open_epochs=tuple(Epoch(epoch) for epoch in open_epochs),
+            )
+        )
+
+    def progress(
+        self, operator: str, *, batches: int = 0, rows: int = 0, watermark_ms: int = 0, is_without_room: bool = False
+    ) -> list[CoordinatorAction]:
+        return self.tell(
+            ProgressMade(
+                operator=OperatorId(operator),
+                is_source=operator in ("left", "right"),
+                batches=batches,
+                rows=rows,
+                watermark_ms=watermark_ms,
+                is_without_room=is_without_room,
+            )
+        )
+
+    def lose(self, *operators: str, reason: str = "its host is gone") -> list[CoordinatorAction]:
+        return self.tell(RegionLost(operators=frozenset(OperatorId(name) for name in operators), reason=reason))
+
+    def restore(self, *operators: str, generation: int) -> list[CoordinatorAction]:
+        names = frozenset(OperatorId(name) for name in operators)
+        return self.tell(RegionRestored(operators=names, generation=Generation(generation)))
+
+    def pin(self, epoch: int) -> list[CoordinatorAction]:
+        return self.tell(PinChanged(epoch=Epoch(epoch), is_pinned=True))
+
+    def unpin(self, epoch: int) -> list[CoordinatorAction]:
+        return self.tell(PinChanged(epoch=Epoch(epoch), is_pinned=False))
 
     def pass_ms(self, ms: int) -> list[CoordinatorAction]:
         self.now_ms += ms
@@ -215,8 +300,23 @@ class DrivenCoordinator:
         return [(action.epoch, action.completed) for action in self.asked(AnnounceClosed)]
 
     @property
-    def released_below(self) -> list[int]:
-        return [action.min_epoch for action in self.asked(ReleaseBelow)]
+    def released(self) -> list[tuple[int, ...]]:
+        """What was let go of, each time."""
+        return [tuple(action.drop) for action in self.asked(ReleaseEpochs)]
+
+    @property
+    def questions(self) -> list[tuple[str, int]]:
+        """Who was asked for an acknowledgement of which epoch."""
+        return [(action.operator, action.epoch) for action in self.asked(RequestAck)]
+
+    @property
+    def health(self) -> list[tuple[bool, int]]:
+        return [(action.is_healthy, action.failures) for action in self.asked(ReportHealth)]
+
+    def next_deadline_ms(self) -> int | None:
+        """The next deadline that is about anything the test has switched on."""
+        deadline = self.core.next_deadline_ms(now_ms=self.now_ms)
+        return None if deadline is not None and deadline >= NEVER_MS else deadline
 
     @property
     def answers(self) -> dict[str, AnswerRequest]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from cutline import __version__
 from cutline.cli.demo import demo
 from cutline.cli.run import run, status
+from cutline.cli.simulate import simulate
 from cutline.errors import CutlineError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(status)
 app.command()(demo)
+app.command()(simulate)
 
 
 @app.command()

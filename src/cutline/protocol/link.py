@@ -48,15 +48,16 @@ class Received(Generic[P]):
 @dataclass(slots=True)
 class _Unacknowledged(Generic[P]):
     payload: P
-    retry_at_ms: int
-    attempts: int = 1
+    #: 0: held back, because the other side could not keep it yet.
+    attempts: int = 0
+    retry_at_ms: int = 0
 
 
 class Endpoint(Generic[P]):
     """One side of a link. Pure: it returns what is to be put on the wire."""
 
     def __init__(self, session: int, *, retry_ms: int = 500, retry_limit: int = 8, window: int = 64) -> None:
-        """``session``: higher than in any earlier life. ``window``: most messages kept that came too early."""
+        """``session``: higher than in any earlier life. ``window``: most messages under way, and kept if too early."""
         if session <= NO_SESSION:
             raise ValueError(f"session {session} is not positive")
         self.session = session
@@ -73,15 +74,24 @@ class Endpoint(Generic[P]):
 
     # ------------------------------------------------------------------ sending
 
-    def send(self, payload: P, *, now_ms: int) -> Envelope[P]:
-        seq = self._next_seq
+    def send(self, payload: P, *, now_ms: int) -> list[Envelope[P]]:
+        """Take a message on; returned is what may go out now. What is held back goes when others have arrived."""
+        self._unacknowledged[self._next_seq] = _Unacknowledged(payload)
         self._next_seq += 1
-        self._unacknowledged[seq] = _Unacknowledged(payload, now_ms + self._retry_ms)
-        return self._envelope(seq, payload)
+        return self._send_held_back(now_ms)
+
+    def _send_held_back(self, now_ms: int) -> list[Envelope[P]]:
+        """More than the other side keeps would be thrown away, sent again ever later, and never catch up."""
+        end = min(self._unacknowledged, default=self._next_seq) + self._window
+        held = [seq for seq, message in self._unacknowledged.items() if not message.attempts and seq < end]
+        for seq in held:
+            self._unacknowledged[seq].attempts = 1
+            self._unacknowledged[seq].retry_at_ms = now_ms + self._retry_ms
+        return [self._envelope(seq, self._unacknowledged[seq].payload) for seq in held]
 
     def time_passed(self, *, now_ms: int) -> list[Envelope[P]]:
         """What is to be sent again."""
-        due = [seq for seq, message in self._unacknowledged.items() if now_ms >= message.retry_at_ms]
+        due = [seq for seq, one in self._unacknowledged.items() if one.attempts and now_ms >= one.retry_at_ms]
         again: list[Envelope[P]] = []
         for seq in due:
             message = self._unacknowledged[seq]
@@ -93,10 +103,10 @@ class Endpoint(Generic[P]):
             message.attempts += 1
             self.counts["retried"] += 1
             again.append(self._envelope(seq, message.payload))
-        return again
+        return again + self._send_held_back(now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        return min((message.retry_at_ms for message in self._unacknowledged.values()), default=None)
+        return min((message.retry_at_ms for message in self._unacknowledged.values() if message.attempts), default=None)
 
     def _envelope(self, seq: int, payload: P | None) -> Envelope[P]:
         return Envelope(
@@ -122,14 +132,17 @@ class Endpoint(Generic[P]):
             # Meant for an earlier life of ours, whose numbers say nothing here. The reply tells who we are now.
             self.counts["stale"] += 1
             return Received(replies=(self._envelope(0, None),), peer_restarted=restarted)
+        released: list[Envelope[P]] = []
         if envelope.receiver_session == self.session:
             for seq in [seq for seq in self._unacknowledged if seq < envelope.received]:
                 del self._unacknowledged[seq]
+            released = self._send_held_back(now_ms)
         payloads = self._skip_to(envelope.base)
         if envelope.payload is None:
-            return Received(payloads=tuple(payloads), peer_restarted=restarted)
+            return Received(payloads=tuple(payloads), replies=tuple(released), peer_restarted=restarted)
         payloads += self._take(envelope.seq, envelope.payload)
-        return Received(payloads=tuple(payloads), replies=(self._envelope(0, None),), peer_restarted=restarted)
+        replies = (*released, self._envelope(0, None))
+        return Received(payloads=tuple(payloads), replies=replies, peer_restarted=restarted)
 
     def _meet(self, envelope: Envelope[P], now_ms: int) -> None:
         """The first sign of a life of the peer."""

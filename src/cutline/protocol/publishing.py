@@ -22,7 +22,7 @@ class CompleteEpoch:
     #: Per operator: the batch after which its snapshot lies.
     batches: Mapping[OperatorId, BatchId]
     completed_ms: int = 0
-    #: Per operator: the cut batch of the epoch before, for when that epoch is gone.
+    #: Per operator: the cut batch of the epoch before, for when that epoch is gone. Empty: it is there.
     after_batches: Mapping[OperatorId, BatchId] = field(default_factory=dict)
 
 
@@ -155,6 +155,6 @@ class Publisher:
             epoch=epoch.epoch,
             generation=epoch.generation,
             previous_epoch=before.epoch if before else NO_EPOCH,
-            after_batch=(before.batches if before else epoch.after_batches).get(state.operator, NO_BATCH),
+            after_batch=(epoch.after_batches or (before.batches if before else {})).get(state.operator, NO_BATCH),
             through_batch=epoch.batches[state.operator],
         )

@@ -67,7 +67,9 @@ def lost_behind(
     newest_usable = NO_EPOCH
     for epoch, before in live:
         is_known = newest_usable == before
-        is_lost = before in gone or (newest_usable != NO_EPOCH and newest_usable < before)
+        # Between a pinned epoch and the next one others were let go of, when every sink had published them.
+        is_missing = newest_usable != NO_EPOCH and newest_usable < before and (slowest is None or slowest < before)
+        is_lost = before in gone or is_missing
         if slowest is not None and epoch > slowest and is_lost and not is_known:
             lost.append((epoch, before))
             gone.add(epoch)

@@ -50,7 +50,8 @@ class PostBox(Generic[S, R]):
 
     def send(self, message: S) -> None:
         with self._lock:
-            self._wire(self._endpoint.send(message, now_ms=now_ms()))
+            for letter in self._endpoint.send(message, now_ms=now_ms()):
+                self._wire(letter)
 
     def receive(self, letter: Letter) -> tuple[R, ...]:
         """What has arrived with this letter, in the order in which it was sent; nothing comes twice."""

@@ -8,7 +8,7 @@ from cutline.errors import InvariantViolation
 from cutline.ids import BatchId, Epoch, OperatorId, Position
 from cutline.protocol.agent import CLOSED_EPOCHS_REMEMBERED
 from cutline.protocol.messages import AppendBarrier, BarrierAppeared, BatchAppended, DataAppeared, SetGate, TakeSnapshot
-from tests.support.driven_agent import DrivenAgent, found_cut
+from tests.support.driven_agent import DrivenAgent, found_cut, terms
 
 UNALIGNED = 0
 
@@ -20,7 +20,7 @@ def test_a_source_cuts_at_once_at_its_last_appended_batch() -> None:
     source.batch()
     source.batch()
     assert source.request(1, limit_ms=70) == [
-        AppendBarrier(epoch=Epoch(1), batch=BatchId(1), positions={}, alignment_limit_ms=70, aligned=True),
+        AppendBarrier(epoch=Epoch(1), batch=BatchId(1), positions={}, aligned=True, terms=terms(70)),
         TakeSnapshot(epoch=Epoch(1), batch=BatchId(1), positions={}, aligned=True, alignment_ms=0),
     ]
 
@@ -288,7 +288,7 @@ def test_the_limit_travels_with_the_barrier() -> None:
     me = DrivenAgent("a")
     (first, *_) = me.barrier("a", 1, limit_ms=70)
     assert isinstance(first, AppendBarrier)
-    assert first.alignment_limit_ms == 70
+    assert first.terms.alignment_limit_ms == 70
 
 
 # ------------------------------------------------------------------------------------------------- several epochs
@@ -428,7 +428,7 @@ def test_epochs_closed_long_ago_stay_closed() -> None:
 def test_repeated_events_change_nothing() -> None:
     me = DrivenAgent("a")
     row = DataAppeared(channel=OperatorId("a"), seq=Position(0), has_rows=True)
-    barrier = BarrierAppeared(channel=OperatorId("a"), seq=Position(1), epoch=Epoch(1), alignment_limit_ms=None)
+    barrier = BarrierAppeared(channel=OperatorId("a"), seq=Position(1), epoch=Epoch(1), terms=terms())
     batch = BatchAppended(batch=BatchId(0), positions={OperatorId("a"): Position(1)})
     for event in (row, barrier, batch):
         me.tell(event)

@@ -22,9 +22,12 @@ from cutline.protocol.messages import (
     AppendBarrier,
     BarrierAppeared,
     BarrierRequested,
+    BarrierTerms,
     BatchAppended,
     DataAppeared,
     EpochClosed,
+    ReportFailure,
+    ResendAck,
     SetGate,
     TakeSnapshot,
     TimePassed,
@@ -52,7 +55,7 @@ class Barrier:
     batch: int
     positions: dict[str, int]
     aligned: bool
-    limit_ms: int | None
+    terms: BarrierTerms
 
 
 @dataclass
@@ -138,7 +141,9 @@ class Flow(RuleBasedStateMachine):
 
     def inject(self, epoch: int, limit_ms: int | None) -> None:
         for source in SOURCES:
-            self.nodes[source].inbox.append(BarrierRequested(epoch=Epoch(epoch), alignment_limit_ms=limit_ms))
+            self.nodes[source].inbox.append(
+                BarrierRequested(epoch=Epoch(epoch), terms=BarrierTerms(alignment_limit_ms=limit_ms))
+            )
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -236,13 +241,15 @@ class Flow(RuleBasedStateMachine):
                     self.take_snapshot(node, action)
                 case SetGate():
                     node.gates[action.channel] = action.admit
+                case ReportFailure() | ResendAck():
+                    raise AssertionError(f"{node.name} was neither asked nor had to give up: {action}")
 
     def append_barrier(self, node: Node, action: AppendBarrier) -> None:
         earlier = [entry.epoch for entry in node.log if isinstance(entry, Barrier)]
         assert action.epoch > max(earlier, default=0), "barriers stand in the order of their epochs"
         assert action.batch == (node.data[-1].batch if node.data else NO_BATCH), "directly after the last batch"
         positions = {str(channel): int(at) for channel, at in action.positions.items()}
-        node.log.append(Barrier(action.epoch, action.batch, positions, action.aligned, action.alignment_limit_ms))
+        node.log.append(Barrier(action.epoch, action.batch, positions, action.aligned, action.terms))
 
     def take_snapshot(self, node: Node, action: TakeSnapshot) -> None:
         assert node.barrier_at(action.epoch) is not None, "the cut is in the log first"
@@ -302,7 +309,7 @@ def _appeared(channel: str, seq: int, entry: Data | Barrier) -> DataAppeared | B
         channel=OperatorId(channel),
         seq=Position(seq),
         epoch=Epoch(entry.epoch),
-        alignment_limit_ms=entry.limit_ms,
+        terms=entry.terms,
     )
 
 

@@ -9,10 +9,11 @@ from cutline.ids import Epoch, OperatorId
 from cutline.protocol.checkpoint import AckOutcome, EpochState
 from cutline.protocol.messages import (
     AnnounceClosed,
+    BarrierTerms,
     CommitSink,
     InjectBarrier,
     OperatorAcked,
-    ReleaseBelow,
+    ReleaseEpochs,
     StoreAborted,
     StoreManifest,
     StorePending,
@@ -26,15 +27,18 @@ from tests.support.driven_coordinator import (
     stored_pending,
 )
 
+#: What the driven coordinator asks for unless a request says otherwise.
+CONFIGURED = BarrierTerms(alignment_limit_ms=50)
+
 # ------------------------------------------------------------------------------------------------- the good path
 
 
 def test_a_checkpoint_goes_from_the_request_to_the_answer() -> None:
     it = DrivenCoordinator()
-    assert it.request("mine") == [StorePending(epoch=Epoch(1), started_ms=0, alignment_limit_ms=50)]
+    assert it.request("mine") == [StorePending(epoch=Epoch(1), terms=CONFIGURED)]
     assert it.pending_stored(1) == [
-        InjectBarrier(operator=OperatorId("left"), epoch=Epoch(1), alignment_limit_ms=50),
-        InjectBarrier(operator=OperatorId("right"), epoch=Epoch(1), alignment_limit_ms=50),
+        InjectBarrier(operator=OperatorId("left"), epoch=Epoch(1), terms=CONFIGURED),
+        InjectBarrier(operator=OperatorId("right"), epoch=Epoch(1), terms=CONFIGURED),
     ]
     assert it.ack("left", 1, batch=3) == it.ack("right", 1, batch=5) == []
     (store,) = it.ack("totals", 1, batch=4)
@@ -100,9 +104,11 @@ def test_the_first_thing_after_the_manifest_is_to_tell_the_operators() -> None:
 def test_a_request_may_choose_how_to_align() -> None:
     it = DrivenCoordinator()
     assert it.request("unaligned", limit_ms=0) == [
-        StorePending(epoch=Epoch(1), started_ms=0, alignment_limit_ms=0),
+        StorePending(epoch=Epoch(1), terms=BarrierTerms(alignment_limit_ms=0, is_binding=True)),
     ]
-    assert all(isinstance(action, InjectBarrier) and action.alignment_limit_ms == 0 for action in it.pending_stored(1))
+    injected = it.pending_stored(1)
+    assert len(injected) == 2
+    assert all(isinstance(action, InjectBarrier) and action.terms.alignment_limit_ms == 0 for action in injected)
 
 
 def test_a_manifest_names_the_complete_epoch_before_it() -> None:
@@ -170,7 +176,7 @@ def test_an_epoch_that_takes_too_long_is_aborted_and_says_who_is_missing() -> No
     it.begin(1, name="mine")
     it.ack("left", 1)
     it.ack("totals", 1, subtasks=[0])
-    assert it.core.next_deadline_ms() == 1_000
+    assert it.next_deadline_ms() == 1_000
     it.pass_ms(999)
     assert it.aborted == {}
     it.pass_ms(1)
@@ -216,14 +222,14 @@ def test_an_epoch_whose_manifest_is_being_stored_asks_for_no_timer() -> None:
     it = DrivenCoordinator()
     it.begin(1)
     it.ack_all(1)
-    assert it.core.next_deadline_ms() is None
+    assert it.next_deadline_ms() is None
 
 
 def test_an_epoch_that_is_being_aborted_asks_for_no_timer() -> None:
     it = DrivenCoordinator()
     it.begin(1)
     it.pass_ms(1_000)
-    assert it.core.next_deadline_ms() is None
+    assert it.next_deadline_ms() is None
     assert it.pass_ms(1_000) == []
 
 
@@ -410,7 +416,7 @@ def test_a_request_with_its_own_options_never_joins() -> None:
     it.pending_stored(1)
     it.ack_all(1)
     it.manifest_stored(1)
-    assert it.asked(StorePending)[1].alignment_limit_ms is None
+    assert it.asked(StorePending)[1].terms.alignment_limit_ms is None
 
 
 def test_several_postponed_requests_share_one_epoch() -> None:
@@ -477,7 +483,7 @@ def test_without_sinks_the_manifest_is_the_answer() -> None:
 
 def test_the_timer_begins_epochs() -> None:
     it = DrivenCoordinator(interval_ms=100)
-    assert it.core.next_deadline_ms() == 100
+    assert it.next_deadline_ms() == 100
     it.pass_ms(99)
     assert it.stored_pending == []
     it.pass_ms(1)
@@ -489,7 +495,7 @@ def test_the_timer_waits_while_an_epoch_is_pending() -> None:
     it.pass_ms(100)
     it.pass_ms(500)
     assert it.stored_pending == [1]
-    assert it.core.next_deadline_ms() == 1_100
+    assert it.next_deadline_ms() == 1_100
     it.pending_stored(1)
     it.ack_all(1)
     it.manifest_stored(1)
@@ -528,14 +534,14 @@ def test_a_failed_commit_is_tried_again_after_a_pause() -> None:
     it.complete(1)
     it.sink_committed("raw", 1)
     assert it.sink_failed("table", 1) == []
-    assert it.core.next_deadline_ms() == 100
+    assert it.next_deadline_ms() == 100
     it.pass_ms(99)
     assert len(it.permits("table")) == 1
     it.pass_ms(1)
     first, second = it.permits("table")
     assert first == second
     it.sink_failed("table", 1)
-    assert it.core.next_deadline_ms() == 300
+    assert it.next_deadline_ms() == 300
 
 
 def test_a_failed_commit_holds_up_later_epochs_of_its_sink_only() -> None:
@@ -577,7 +583,7 @@ def test_the_newest_checkpoints_are_kept() -> None:
     for epoch in (1, 2, 3):
         it.complete(epoch)
         it.publish(epoch)
-    assert it.released_below == [2]
+    assert it.released == [(1,)]
     assert [item.epoch for item in it.core.complete] == [2, 3]
 
 
@@ -586,13 +592,13 @@ def test_what_a_sink_has_not_published_is_kept() -> None:
     for epoch in (1, 2, 3):
         it.complete(epoch)
         it.sink_committed("raw", epoch)
-    assert it.released_below == []
+    assert it.released == []
     it.sink_committed("table", 1)
-    assert it.released_below == []
+    assert it.released == []
     it.sink_committed("table", 2)
-    assert it.released_below == [2]
+    assert it.released == [(1,)]
     it.sink_committed("table", 3)
-    assert it.released_below == [2, 3]
+    assert it.released == [(1,), (2,)]
 
 
 def test_the_last_published_epoch_is_kept_because_the_next_permit_begins_after_it() -> None:
@@ -609,7 +615,7 @@ def test_the_newest_complete_epoch_is_always_kept() -> None:
     it = DrivenCoordinator(retain=1, sinks={})
     for epoch in (1, 2, 3):
         it.complete(epoch)
-    assert it.released_below == [2, 3]
+    assert it.released == [(1,), (2,)]
     assert [item.epoch for item in it.core.complete] == [3]
 
 
@@ -619,7 +625,7 @@ def test_aborted_epochs_release_nothing() -> None:
     it.begin(2)
     it.snapshot_failed("left", 2)
     it.abort_stored(2)
-    assert it.asked(ReleaseBelow) == []
+    assert it.asked(ReleaseEpochs) == []
 
 
 # ------------------------------------------------------------------------------------------------- restart
@@ -635,7 +641,7 @@ def test_a_pending_epoch_is_resumed_by_injecting_its_barriers_again() -> None:
 
 def test_a_resumed_epoch_keeps_its_deadline() -> None:
     it = DrivenCoordinator(pending=[stored_pending(4, started_ms=0)], now_ms=600, timeout_ms=1_000)
-    assert it.core.next_deadline_ms() == 1_000
+    assert it.next_deadline_ms() == 1_000
 
 
 def test_a_pending_epoch_that_expired_meanwhile_is_aborted() -> None:
@@ -708,7 +714,8 @@ def test_after_a_restart_too_many_kept_epochs_go_with_the_next_one() -> None:
     )
     it.complete(4)
     it.publish(4)
-    assert it.released_below[-1] == 4
+    assert it.released == [(1, 2), (3,)]
+    assert [item.epoch for item in it.core.complete] == [4]
 
 
 def test_whoever_waits_for_a_subsumed_epoch_is_answered_by_the_one_that_covers_it() -> None:

@@ -14,8 +14,11 @@ from cutline.protocol.messages import (
     AnswerRequest,
     CommitSink,
     CoordinatorAction,
+    FoundManifest,
     InjectBarrier,
-    ReleaseBelow,
+    ReleaseEpochs,
+    ReportHealth,
+    RequestAck,
     StoreAborted,
     StoreManifest,
     StorePending,
@@ -52,12 +55,29 @@ class Checkpoints(RuleBasedStateMachine):
         self.manifests: dict[int, Manifest] = {}
         self.recorded: dict[str, int] = {}
         self.cut: dict[str, dict[int, int]] = {operator: {} for operator in SUBTASKS}
+        self.pins: set[int] = set()
+        #: Epochs that nobody can complete any more: something else stands in the place of their manifest.
+        self.barred: set[int] = set()
+        #: Manifests that earlier coordinators were about to store when they were given up for dead.
+        self.zombies: dict[int, Manifest] = {}
         #: What readers of each sink see: (epoch, batches).
         self.visible: dict[str, list[tuple[int, range]]] = {sink: [] for sink in OWNER}
 
     @rule()
     def crash(self) -> None:
+        """It is not dead, perhaps: what it was about to store may be stored later."""
+        for action in self.todo:
+            if isinstance(action, StoreManifest):
+                self.zombies.setdefault(action.epoch, self.manifest_of(action))
         self.start()
+
+    @precondition(lambda self: self.zombies)
+    @rule(data=st.data())
+    def a_zombie_stores_its_manifest(self, data: st.DataObject) -> None:
+        epoch = data.draw(st.sampled_from(sorted(self.zombies)))
+        manifest = self.zombies.pop(epoch)
+        if epoch not in self.manifests and epoch not in self.barred:
+            self.manifests[epoch] = manifest
 
     @initialize()
     def start(self) -> None:
@@ -85,6 +105,7 @@ class Checkpoints(RuleBasedStateMachine):
             ],
             published=self.recorded,
             generation=self.generation,
+            pins=self.pins,
             now_ms=self.now_ms,
             started=False,
         )
@@ -129,18 +150,44 @@ class Checkpoints(RuleBasedStateMachine):
             case StorePending():
                 assert action.epoch not in self.epochs_used, "an epoch is never used twice"
                 self.epochs_used.add(action.epoch)
-                self.pending[action.epoch] = action.started_ms
+                self.pending[action.epoch] = action.terms.started_ms
                 self.take(self.it.pending_stored(action.epoch))
             case StoreManifest():
                 self.store_manifest(action, refused=refused)
             case StoreAborted():
-                assert action.epoch not in self.manifests
-                self.pending.pop(action.epoch, None)
-                self.take(self.it.abort_stored(action.epoch))
+                self.store_abort(action)
             case CommitSink():
                 self.commit(action, outcome=outcome)
             case _:
                 raise AssertionError(f"nothing is to be done about {action}")
+
+    def store_abort(self, action: StoreAborted) -> None:
+        if action.epoch in self.manifests:
+            assert action.is_inherited, "nobody else could have completed it"
+            self.pending.pop(action.epoch, None)
+            self.found(action.epoch)
+            return
+        self.barred.add(action.epoch)
+        self.pending.pop(action.epoch, None)
+        self.take(self.it.abort_stored(action.epoch))
+
+    def found(self, epoch: int) -> None:
+        manifest = self.manifests[epoch]
+        found = FoundManifest(
+            generation=Generation(manifest.generation),
+            previous_epoch=Epoch(manifest.previous),
+            batches=_typed(manifest.cuts),
+        )
+        self.take(self.it.manifest_stored(epoch, found=found))
+
+    @rule(operator=st.sampled_from(list(SUBTASKS)))
+    def an_operator_begins_a_new_life(self, operator: str) -> None:
+        self.take(self.it.operator_started(operator))
+
+    @rule(epoch=st.integers(1, 12), is_pinned=st.booleans())
+    def pin(self, epoch: int, is_pinned: bool) -> None:
+        (self.pins.add if is_pinned else self.pins.discard)(epoch)
+        self.take(self.it.pin(epoch) if is_pinned else self.it.unpin(epoch))
 
     @precondition(lambda self: self.injected)
     @rule(operator=st.sampled_from(list(SUBTASKS)), data=st.data(), again=st.booleans())
@@ -198,27 +245,36 @@ class Checkpoints(RuleBasedStateMachine):
                     self.injected.add(action.epoch)
                 case AnnounceClosed():
                     self.announce(action.epoch, completed=action.completed)
-                case ReleaseBelow():
-                    self.release(action.min_epoch)
+                case ReleaseEpochs():
+                    self.release(action)
                 case StorePending() | StoreManifest() | StoreAborted() | CommitSink():
                     self.todo.append(action)
-                case AnswerRequest():
+                case RequestAck():
+                    assert action.epoch in self.pending, "nobody is asked about what is over"
+                case AnswerRequest() | ReportHealth():
                     pass
 
     def store_manifest(self, action: StoreManifest, *, refused: bool) -> None:
         assert set(action.acks) == set(SUBTASKS)
         assert {name: len(ack.subtasks) for name, ack in action.acks.items()} == SUBTASKS
         assert all(ack.generation == self.generation for ack in action.acks.values())
+        if action.epoch in self.manifests:
+            self.pending.pop(action.epoch, None)
+            self.found(action.epoch)
+            return
         if refused:
             self.take(self.it.manifest_refused(action.epoch))
             return
+        assert action.epoch not in self.barred, "what was given up is not completed"
         assert action.epoch > max(self.manifests, default=0), "complete epochs ascend"
         assert action.previous_epoch == max(self.manifests, default=0)
-        cuts = {str(name): int(ack.cut.batch) for name, ack in action.acks.items()}
-        bound = dict(self.prepared[action.epoch])
-        self.manifests[action.epoch] = Manifest(self.generation, action.previous_epoch, cuts, bound)
+        self.manifests[action.epoch] = self.manifest_of(action)
         self.pending.pop(action.epoch, None)
         self.take(self.it.manifest_stored(action.epoch))
+
+    def manifest_of(self, action: StoreManifest) -> Manifest:
+        cuts = {str(name): int(ack.cut.batch) for name, ack in action.acks.items()}
+        return Manifest(self.generation, action.previous_epoch, cuts, dict(self.prepared[action.epoch]))
 
     def announce(self, epoch: int, *, completed: bool) -> None:
         assert completed == (epoch in self.manifests)
@@ -228,13 +284,17 @@ class Checkpoints(RuleBasedStateMachine):
             for operator in SUBTASKS:
                 self.completed_batch[operator] = max(self.completed_batch[operator], self.cut[operator][epoch])
 
-    def release(self, min_epoch: int) -> None:
-        for epoch in [epoch for epoch in self.manifests if epoch < min_epoch]:
+    def release(self, action: ReleaseEpochs) -> None:
+        for epoch in action.drop:
             for sink in OWNER:
                 seen = self.visible[sink][-1][0] if self.visible[sink] else 0
-                assert seen > epoch or self.recorded.get(sink, 0) >= epoch, "unpublished epochs are kept"
+                assert seen > epoch or self.recorded.get(sink, 0) > epoch, "unpublished epochs are kept"
+            assert epoch not in self.pins
             del self.manifests[epoch]
-        assert len(self.manifests) >= RETAIN
+        retained = [int(epoch) for epoch in action.retained]
+        # A zombie may have stored one that the coordinator has not met yet.
+        assert set(retained) <= set(self.manifests) <= {*retained, *self.pending}
+        assert len(retained) >= RETAIN
 
     def commit(self, action: CommitSink, *, outcome: str) -> None:
         permit, sink = action.permit, str(action.permit.sink)
@@ -260,13 +320,13 @@ class Checkpoints(RuleBasedStateMachine):
     @invariant()
     def sinks_show_complete_epochs_only(self) -> None:
         for published in self.visible.values():
-            assert all(epoch in self.manifests or epoch < min(self.manifests) for epoch, _ in published)
+            assert all(epoch in self.manifests or epoch < max(self.manifests) for epoch, _ in published)
 
     @invariant()
     def the_timer_is_not_in_the_past(self) -> None:
-        if self.generation and self.it.core.next_deadline_ms() is not None:
+        if self.generation and self.it.next_deadline_ms() is not None:
             self.take(self.it.pass_ms(0))
-            deadline = self.it.core.next_deadline_ms()
+            deadline = self.it.next_deadline_ms()
             assert deadline is None or deadline > self.now_ms, "the coordinator would spin"
 
     def teardown(self) -> None:

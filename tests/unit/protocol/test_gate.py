@@ -132,6 +132,31 @@ def test_a_gap_in_the_log_is_not_passed_over() -> None:
         show(gate, 2, "b1")
 
 
+def test_a_barrier_that_was_read_past_before_a_restart_holds_nothing_and_says_so() -> None:
+    gate = InputGate(Position(3))
+    gate.data_appeared(Position(0), has_rows=True)
+    assert not gate.barrier_appeared(Position(1), Epoch(1), is_uncut=True)
+    gate.data_appeared(Position(2), has_rows=True)
+    assert gate.barrier_appeared(Position(3), Epoch(2), is_uncut=True)
+    assert gate.barrier_position(Epoch(1)) is None
+    assert gate.admit() == 3
+
+
+def test_a_barrier_that_is_cut_for_or_over_may_have_been_read_past() -> None:
+    gate = InputGate(Position(3))
+    assert gate.barrier_appeared(Position(1), Epoch(1), is_uncut=False)
+
+
+def test_a_gate_has_caught_up_when_all_that_was_read_before_has_appeared_again() -> None:
+    assert InputGate().has_caught_up()
+    gate = InputGate(Position(7))
+    assert not gate.has_caught_up()
+    for seq in (5, 6):
+        assert not gate.has_caught_up()
+        show(gate, seq, "row")
+    assert gate.has_caught_up()
+
+
 @given(st.lists(st.sampled_from(["row", "empty", "barrier"])), st.data())
 def test_nothing_after_the_first_uncut_barrier_is_ever_admitted(kinds: list[str], data: st.DataObject) -> None:
     gate = InputGate()

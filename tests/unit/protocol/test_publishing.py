@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
 from cutline.protocol.commit import CommitPermit
 from cutline.protocol.publishing import CompleteEpoch, Publisher
 from tests.support.driven_coordinator import complete_epoch
 
 TABLE, RAW = SinkId("table"), SinkId("raw")
+SILENCE_MS = 10_000
 ONE, TWO, THREE = complete_epoch(1, batch=4), complete_epoch(2, batch=4), complete_epoch(3, batch=9)
 
 
@@ -20,6 +24,7 @@ def publisher(**published: int) -> Publisher:
         {SinkId(name): Epoch(epoch) for name, epoch in published.items()},
         retry_ms=100,
         retry_limit_ms=350,
+        silence_ms=SILENCE_MS,
     )
 
 
@@ -126,7 +131,7 @@ def test_a_late_repeat_of_an_old_outcome_changes_nothing() -> None:
     sinks.failed(TABLE, Epoch(1), 0)
     assert due(sinks, ONE, TWO) == {}
     assert sinks.published(TABLE) == 1
-    assert sinks.deadlines_ms() == []
+    assert sinks.deadlines_ms() == [SILENCE_MS]
 
 
 def test_a_commit_heard_of_after_its_failure_leaves_no_timer() -> None:
@@ -160,7 +165,7 @@ def test_published_everywhere_is_what_the_slowest_sink_has() -> None:
 
 
 def test_without_sinks_every_complete_epoch_counts_as_published() -> None:
-    nobody = Publisher(FlowName("flow"), {}, {}, retry_ms=1, retry_limit_ms=1)
+    nobody = Publisher(FlowName("flow"), {}, {}, retry_ms=1, retry_limit_ms=1, silence_ms=1)
     assert nobody.published_everywhere([ONE, TWO]) == 2
     assert nobody.published_everywhere([]) == NO_EPOCH
     assert nobody.is_idle()
@@ -170,3 +175,98 @@ def test_an_epoch_that_was_aborted_in_between_is_covered_by_the_next() -> None:
     permit = due(publisher(table=1, raw=3), ONE, THREE)[TABLE]
     assert permit.previous_epoch == 1
     assert [batch for batch in range(12) if permit.covers(BatchId(batch))] == [5, 6, 7, 8, 9]
+
+
+# ------------------------------------------------------------------------------------------------- silence, new lives
+
+
+def test_a_sink_that_says_nothing_is_told_the_same_again() -> None:
+    sinks = publisher(raw=2)
+    (first,) = sinks.due([ONE], 0)
+    assert sinks.deadlines_ms() == [SILENCE_MS]
+    assert sinks.due([ONE, TWO], SILENCE_MS - 1) == []
+    (again,) = sinks.due([ONE, TWO], SILENCE_MS)
+    assert again == first
+    assert sinks.deadlines_ms() == [2 * SILENCE_MS]
+
+
+def test_silence_is_no_failure_and_lengthens_no_pause() -> None:
+    sinks = publisher(raw=1)
+    for now_ms in (0, SILENCE_MS, 2 * SILENCE_MS):
+        (action,) = sinks.due([ONE], now_ms)
+        assert action.attempt == 0
+    sinks.failed(TABLE, Epoch(1), 2 * SILENCE_MS)
+    assert sinks.deadlines_ms() == [2 * SILENCE_MS + 100]
+
+
+def test_an_answer_after_the_silence_ends_it() -> None:
+    sinks = publisher(raw=1)
+    sinks.due([ONE], 0)
+    sinks.due([ONE], SILENCE_MS)
+    sinks.committed(TABLE, Epoch(1))
+    assert sinks.deadlines_ms() == []
+    assert sinks.due([ONE], 10 * SILENCE_MS) == []
+
+
+def test_an_operator_that_begins_a_new_life_is_told_again_at_once() -> None:
+    sinks = publisher()
+    first = due(sinks, ONE)
+    sinks.restarted(OperatorId("totals"), 50)
+    assert due(sinks, ONE, now_ms=50) == {TABLE: first[TABLE]}
+
+
+def test_a_new_life_does_not_shorten_the_pause_after_a_failure() -> None:
+    sinks = publisher(raw=1)
+    sinks.due([ONE], 0)
+    sinks.failed(TABLE, Epoch(1), 0)
+    sinks.restarted(OperatorId("totals"), 10)
+    assert sinks.due([ONE], 99) == []
+    assert len(sinks.due([ONE], 100)) == 1
+
+
+def test_a_new_life_of_an_operator_whose_sinks_are_idle_changes_nothing() -> None:
+    sinks = publisher(table=1, raw=1)
+    sinks.restarted(OperatorId("totals"), 10)
+    assert sinks.due([ONE], 10) == []
+    assert sinks.deadlines_ms() == []
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["complete", "done", "failed", "time", "restart", "old"]), st.integers(1, 3)))
+)
+def test_whatever_happens_a_sink_is_told_epochs_in_order_and_publishes_each_batch_once(
+    steps: list[tuple[str, int]],
+) -> None:
+    """One sink; every word of it may be lost, late or repeated, and nothing is let go of."""
+    sinks = Publisher(
+        FlowName("flow"), {TABLE: OperatorId("totals")}, {}, retry_ms=100, retry_limit_ms=350, silence_ms=SILENCE_MS
+    )
+    complete: list[CompleteEpoch] = []
+    told: list[CommitPermit] = []
+    visible: dict[int, range] = {}
+    now_ms = 0
+    for what, number in steps:
+        if what == "complete":
+            epoch = complete[-1].epoch + number if complete else number
+            previous = complete[-1].epoch if complete else 0
+            complete.append(complete_epoch(epoch, batch=2 * epoch, previous=previous))
+        elif what == "time":
+            now_ms += number * SILENCE_MS // 2
+        elif what == "restart":
+            sinks.restarted(OperatorId("totals"), now_ms)
+        elif told:
+            permit = told[-1] if what != "old" else told[max(len(told) - number, 0)]
+            if what != "failed":
+                visible[permit.epoch] = range(permit.after_batch + 1, permit.through_batch + 1)
+                sinks.committed(TABLE, permit.epoch)
+            else:
+                sinks.failed(TABLE, permit.epoch, now_ms)
+        for action in sinks.due(complete, now_ms):
+            assert not told or action.permit.epoch >= told[-1].epoch
+            assert all(one == action.permit for one in told if one.epoch == action.permit.epoch), "the same again"
+            assert all(item.epoch in visible for item in complete if item.epoch < action.permit.epoch), "in order"
+            told.append(action.permit)
+        assert all(deadline > now_ms for deadline in sinks.deadlines_ms()), "it would spin"
+        assert sinks.is_idle() or sinks.deadlines_ms(), "nobody would ever tell it again"
+    batches = [batch for epoch in sorted(visible) for batch in visible[epoch]]
+    assert batches == list(range(len(batches)))

@@ -1,0 +1,80 @@
+"""``cutline simulate``."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cutline.testing.simulator import Outcome, Report, run_seeds
+from cutline.testing.simulator import simulate as simulate_seed
+
+
+def simulate(
+    seeds: Annotated[int, typer.Option(help="How many seeds to live through.", min=1)] = 100,
+    first: Annotated[int, typer.Option(help="The first of them.", min=0)] = 0,
+    seed: Annotated[int | None, typer.Option(help="Replay one seed and tell its story.", min=0)] = None,
+    workers: Annotated[int, typer.Option(help="Processes; 0: one per core.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
+) -> None:
+    """Run the protocol through simulated bad days and check that nothing is lost, doubled or stuck.
+
+    The same seed gives the same story, byte for byte. A seed that fails prints its story; replay it with --seed.
+    """
+    if seed is not None:
+        outcome = simulate_seed(seed, with_story=True)
+        _show_story(outcome, as_json=as_json)
+        if outcome.violation:
+            raise typer.Exit(1)
+        return
+    report = _run(range(first, first + seeds), workers or os.cpu_count() or 1, quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(report.as_json()))
+    else:
+        _show(Console(), report)
+    if report.violations:
+        raise typer.Exit(1)
+
+
+def _run(seeds: range, workers: int, *, quiet: bool) -> Report:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
+        task = progress.add_task("seeds", total=len(seeds))
+        return run_seeds(
+            seeds,
+            workers=workers,
+            on_done=lambda report: progress.update(
+                task, completed=report.seeds, description=f"seeds ({len(report.violations)} violations)"
+            ),
+        )
+
+
+def _show_story(outcome: Outcome, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"seed": outcome.seed, "violation": outcome.violation, "story": outcome.story}))
+        return
+    typer.echo(outcome.story)
+    typer.echo(f"seed {outcome.seed}: {outcome.violation or 'nothing lost, nothing doubled, nothing stuck'}")
+
+
+def _show(console: Console, report: Report) -> None:
+    facts = report.as_json()
+    console.print(
+        f"{report.seeds} seeds, {report.steps:,} steps: {facts['checkpoints']:,} checkpoints, "
+        f"{facts['aborts']:,} aborts, {facts['resumes']:,} resumes, {facts['restores']:,} restores",
+        highlight=False,
+    )
+    console.print(
+        "faults: " + ", ".join(f"{name} {count:,}" for name, count in facts["faults"].items()), highlight=False
+    )
+    for outcome in report.violations[:3]:
+        console.print(outcome.story, highlight=False, markup=False)
+        console.print(f"[bold red]seed {outcome.seed}[/]: {outcome.violation}", highlight=False)
+    verdict = "[bold red]violations" if report.violations else "[bold green]violations"
+    console.print(f"{verdict}: {len(report.violations)}[/]")
+    if report.violations:
+        console.print(f"Replay with: cutline simulate --seed {min(one.seed for one in report.violations)}")

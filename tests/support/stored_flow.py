@@ -144,7 +144,11 @@ class StoredFlow:
     # ------------------------------------------------------------------ checkpoints
 
     def begin(self, epoch: int) -> None:
-        """The barriers of an epoch go into every log."""
+        """An epoch is recorded, and its barriers go into every log."""
+        self.record_pending(epoch)
+        self.append_barriers(epoch)
+
+    def record_pending(self, epoch: int) -> None:
         with closing(SqliteMetadata(self.layout.metadata)) as metadata:
             metadata._generation = self.recovered.generation
             metadata.store_pending(
@@ -154,14 +158,23 @@ class StoredFlow:
                     terms=BarrierTerms(alignment_limit_ms=0),
                 )
             )
+
+    def append_barriers(self, epoch: int) -> None:
         for operator in self.graph.names:
             inputs = self.graph.node(operator).inputs
             read = {str(name): self.log(operator).last_positions.get(name, Position(0)) for name in inputs}
             append_barrier(self.log(operator), epoch, positions=read)
 
-    def checkpoint(self, epoch: int) -> Manifest:
-        """A complete checkpoint of where every operator stands now."""
+    def checkpoint(self, epoch: int, *, is_known: bool = True) -> Manifest:
+        """A complete checkpoint of where every operator stands now; ``is_known``: by the coordinator's records too."""
         self.begin(epoch)
+        manifest = self.store_manifest(epoch)
+        if is_known:
+            self.record_completed(epoch)
+        return manifest
+
+    def store_manifest(self, epoch: int) -> Manifest:
+        """Everybody's record of an epoch whose barriers are there, and then the manifest."""
         records = {operator: self._record(operator, Epoch(epoch)) for operator in self.graph.names}
         manifest = Manifest(
             flow=FLOW,
@@ -175,6 +188,9 @@ class StoredFlow:
         )
         assert self.store.store_manifest(manifest) == manifest
         self.previous_epoch = Epoch(epoch)
+        return manifest
+
+    def record_completed(self, epoch: int) -> None:
         with closing(SqliteMetadata(self.layout.metadata)) as metadata:
             metadata._generation = self.recovered.generation
             metadata.store_outcome(
@@ -188,7 +204,6 @@ class StoredFlow:
                     details={},
                 )
             )
-        return manifest
 
     def _record(self, operator: OperatorId, epoch: Epoch) -> OperatorRecord:
         barrier = next(entry for entry in self.log(operator).barriers() if entry.epoch == epoch)

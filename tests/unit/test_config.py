@@ -10,10 +10,12 @@ import pytest
 
 from cutline.config import (
     OPTION_NAMES,
+    OperatorOptions,
     Options,
     build_options,
     environment_layer,
     file_layer,
+    operator_options,
     parse_bytes,
     parse_duration_ms,
 )
@@ -86,6 +88,15 @@ def test_none_means_not_set_here() -> None:
         ({"state_backend": "heap"}, "state_backend", "heap"),
         ({"storage": Path("/data")}, "storage", "/data"),
         ({"restart_limit": 0}, "restart_limit", 0),
+        ({"checkpoint_every_batches": 5}, "checkpoint_every_batches", 5),
+        ({"checkpoint_every_rows": "1000"}, "checkpoint_every_rows", 1_000),
+        ({"checkpoint_event_time": "1h"}, "checkpoint_event_time_ms", 3_600_000),
+        ({"checkpoint_interval_backlog": "1m"}, "checkpoint_interval_backlog_ms", 60_000),
+        ({"tolerable_failures": 0}, "tolerable_failures", 0),
+        ({"retain_age": "1d"}, "retain_age_ms", 86_400_000),
+        ({"operator_timeout": "5s"}, "operator_timeout_ms", 5_000),
+        ({"message_retry": "100ms"}, "message_retry_ms", 100),
+        ({"message_retry_limit": 3}, "message_retry_limit", 3),
     ],
 )
 def test_every_kind_of_option_can_be_set(given: dict[str, Any], field: str, value: Any) -> None:
@@ -117,6 +128,15 @@ def test_every_option_can_be_written_by_its_name() -> None:
         ({"storage": 7}, "storage"),
         ({"storage": ""}, "storage"),
         ({"mode": ["auto"]}, "mode"),
+        ({"tolerable_failures": -1}, "tolerable_failures: -1 is too small"),
+        ({"operator_timeout": 0}, "operator_timeout"),
+        ({"message_retry": "0s"}, "message_retry"),
+        ({"operators": 7}, "operators: 7 is not a table"),
+        ({"operators": {"totals": "aligned"}}, r"operators\.totals: 'aligned' is not a table"),
+        ({"operators": {"totals": {"modus": "aligned"}}}, r"operators\.totals: unknown option 'modus'"),
+        ({"operators": {"totals": {"retain_checkpoints": 1}}}, r"operators\.totals: unknown option"),
+        ({"operators": {"totals": {"mode": "sideways"}}}, r"operators\.totals: mode: 'sideways' is not known"),
+        ({"operators": {"totals": {"checkpoint_timeout": 0}}}, r"operators\.totals: checkpoint_timeout"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_with_its_name(given: dict[str, Any], said: str) -> None:
@@ -133,6 +153,51 @@ def test_an_unknown_option_is_answered_with_those_there_are() -> None:
 @pytest.mark.parametrize(("mode", "limit"), [("aligned", None), ("unaligned", 0), ("auto", 70)])
 def test_the_mode_says_how_long_to_wait_for_alignment(mode: str, limit: int | None) -> None:
     assert build_options({"mode": mode, "alignment_timeout": "70ms"}).alignment_limit_ms() == limit
+
+
+# ------------------------------------------------------------------------------------------------- operators
+
+
+@pytest.mark.parametrize(
+    ("flow", "own", "limit"),
+    [
+        ({"mode": "aligned"}, {"mode": "unaligned"}, 0),
+        ({"mode": "unaligned"}, {"mode": "aligned"}, None),
+        ({"mode": "aligned", "alignment_timeout": "70ms"}, {"mode": "auto"}, 70),
+        ({"mode": "aligned"}, {"mode": "auto", "alignment_timeout": "2s"}, 2_000),
+        ({"mode": "auto"}, {"alignment_timeout": "2s"}, 2_000),
+        ({"mode": "unaligned"}, {"alignment_timeout": "2s"}, 0),
+    ],
+)
+def test_an_operator_may_wait_longer_or_shorter_than_the_flow(
+    flow: dict[str, Any], own: dict[str, Any], limit: int | None
+) -> None:
+    options = operator_options(own, where="operator totals")
+    assert options.sets_alignment()
+    assert options.alignment_limit_ms(build_options(flow)) == limit
+
+
+def test_an_operator_without_settings_does_as_the_flow() -> None:
+    assert not OperatorOptions(checkpoint_timeout_ms=5).sets_alignment()
+
+
+def test_settings_of_one_operator_are_merged_one_by_one() -> None:
+    options = build_options(
+        {"operators": {"totals": {"mode": "aligned", "checkpoint_timeout": "5s"}, "cards": {"mode": "auto"}}},
+        {},
+        {"operators": {"totals": {"mode": "unaligned"}}},
+    )
+    assert options.operators == {
+        "totals": OperatorOptions(mode="unaligned", checkpoint_timeout_ms=5_000),
+        "cards": OperatorOptions(mode="auto"),
+    }
+
+
+def test_operators_have_tables_of_their_own_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "cutline.toml"
+    path.write_text('mode = "aligned"\n[operators.totals]\nmode = "auto"\nalignment_timeout = "2s"\n')
+    options = build_options(file_layer(path))
+    assert options.operators == {"totals": OperatorOptions(mode="auto", alignment_timeout_ms=2_000)}
 
 
 # ------------------------------------------------------------------------------------------------- environment, file

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import cutline
-from cutline.errors import FlowDefinitionError
+from cutline.config import OperatorOptions
+from cutline.errors import ConfigError, FlowDefinitionError
 from cutline.flow import Flow, Operator
 from tests.support.memory_sink import MemorySink
 
@@ -123,6 +124,20 @@ def test_a_sink_with_an_unusable_name_is_refused(flow: Flow) -> None:
     declare(flow, "a")
     with pytest.raises(FlowDefinitionError, match="cannot be the name of a sink"):
         flow.sink("a", MemorySink(), name="a b")
+
+
+def test_an_operator_may_have_options_of_its_own(flow: Flow) -> None:
+    declare(flow, "a", mode="unaligned", alignment_timeout="2s", checkpoint_timeout=30)
+    declare(flow, "b", inputs=["a"])
+    flow.sink("b", MemorySink())
+    first, second = (flow.graph().node(name).options for name in flow.graph().names)
+    assert first == OperatorOptions(mode="unaligned", alignment_timeout_ms=2_000, checkpoint_timeout_ms=30_000)
+    assert second == OperatorOptions()
+
+
+def test_an_option_of_an_operator_that_makes_no_sense_is_refused_with_its_name(flow: Flow) -> None:
+    with pytest.raises(ConfigError, match="operator a: mode: 'sideways' is not known"):
+        declare(flow, "a", mode="sideways")
 
 
 def test_one_input_is_not_taken_for_a_list_of_inputs(flow: Flow) -> None:

@@ -138,6 +138,16 @@ def test_epochs_that_were_given_up_go_with_the_next_collection(flow: StoredFlow)
     assert flow.store.epochs() == [1, 3]
 
 
+def test_exactly_the_epochs_that_are_named_go_and_the_oldest_kept_holds_the_logs(flow: StoredFlow) -> None:
+    """Epoch 1 is pinned."""
+    janitor(flow).collect(ReleaseEpochs(drop=(Epoch(2),), retained=(Epoch(1), Epoch(3))))
+    assert flow.store.epochs() == [1, 3]
+    assert (flow.log(ORDERS).start, flow.log(TOTALS).start) == needed(flow, 1)
+    flow.layout.manifest(Epoch(3)).unlink()
+    shutil.rmtree(flow.spark_dir(TOTALS))
+    assert flow.start().restored_epoch == 1
+
+
 def test_an_epoch_that_completes_while_old_ones_go_stays(flow: StoredFlow) -> None:
     """Between looking for what to drop and dropping it, another one may complete."""
 

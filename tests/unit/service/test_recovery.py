@@ -14,7 +14,8 @@ from cutline.errors import FencedError, FlowDefinitionError, RecoveryError
 from cutline.graph import FlowGraph
 from cutline.ids import NO_BATCH, Epoch, Generation, OperatorId, Position
 from cutline.metadata.sqlite import SqliteMetadata
-from cutline.ports import GenerationRecord
+from cutline.ports import GenerationRecord, PendingRecord
+from cutline.protocol.messages import BarrierTerms
 from cutline.service.recovery import Recovery, batch_in, sweep_spark_dirs
 from cutline.snapshots.store import LocalSnapshotStore
 from tests.support.channels import append_batch, open_log
@@ -619,6 +620,71 @@ def test_of_two_that_want_the_same_generation_one_is_fenced(running: StoredFlow)
             snapshots=Overtaken(running.layout),
             metadata=metadata,
         ).recover()
+
+
+def test_a_manifest_stored_while_the_pending_epochs_are_read_is_found(running: StoredFlow) -> None:
+    """An earlier process lives a moment longer: every manifest is found, or its epoch is known to be pending."""
+    running.checkpoint(3, is_known=False)
+    place, aside = running.layout.manifest(Epoch(3)), running.layout.root / "aside"
+    place.rename(aside)
+
+    class Overtaken(SqliteMetadata):
+        def pending(self) -> list[PendingRecord]:
+            found = super().pending()
+            aside.rename(place)
+            return found
+
+    with closing(Overtaken(running.layout.metadata)) as metadata:
+        recovered = Recovery(
+            graph=running.graph,
+            plans=plans_of(running.graph),
+            layout=running.layout,
+            snapshots=LocalSnapshotStore(running.layout),
+            metadata=metadata,
+        ).recover()
+    assert [record.epoch for record in recovered.pending] == [3]
+    assert recovered.manifests[-1].epoch == 3
+
+
+def test_the_fence_is_taken_before_anything_is_read(running: StoredFlow) -> None:
+    """After the pending epochs were read, no earlier process can begin another one."""
+    zombie = SqliteMetadata(running.layout.metadata)
+    zombie._generation = running.recovered.generation
+
+    class Overtaken(SqliteMetadata):
+        def pending(self) -> list[PendingRecord]:
+            found = super().pending()
+            with pytest.raises(FencedError):
+                zombie.store_pending(
+                    PendingRecord(epoch=Epoch(9), generation=Generation(1), terms=BarrierTerms(alignment_limit_ms=0))
+                )
+            return found
+
+    with closing(zombie), closing(Overtaken(running.layout.metadata)) as metadata:
+        recovered = Recovery(
+            graph=running.graph,
+            plans=plans_of(running.graph),
+            layout=running.layout,
+            snapshots=LocalSnapshotStore(running.layout),
+            metadata=metadata,
+        ).recover()
+    assert recovered.pending == []
+
+
+def test_a_checkpoint_that_a_zombie_completes_after_the_logs_were_forked_is_not_of_the_history(
+    running: StoredFlow,
+) -> None:
+    """Its epoch was begun in time, but its barriers stand where nobody reads them."""
+    running.record_pending(3)
+    zombie = running.recovered
+    newer = running.start()
+    running.recovered = zombie
+    running.append_barriers(3)
+    running.store_manifest(3)
+    running.recovered = newer
+    running.run_all()
+    recovered = running.start()
+    assert (recovered.path, [manifest.epoch for manifest in recovered.manifests]) == ("resume", [1, 2])
 
 
 # ------------------------------------------------------------------------------------------------- beside it

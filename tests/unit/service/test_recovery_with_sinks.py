@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cutline.errors import RecoveryError
-from cutline.ids import OperatorId, SinkId
+from cutline.ids import Epoch, OperatorId, SinkId
 from cutline.ports import Sink
 from tests.support.memory_sink import MemorySink
 from tests.support.stored_flow import StoredFlow
@@ -57,3 +57,19 @@ def test_a_sink_that_cannot_take_rows_back_stops_a_restore_before_anything_is_gi
 def test_an_empty_storage_folder_never_empties_a_table(tmp_path: Path) -> None:
     with pytest.raises(RecoveryError, match="no readable checkpoint"):
         StoredFlow(tmp_path / "mistyped").start(sinks=sink_at(3))
+
+
+def test_epochs_let_go_of_behind_a_pinned_one_are_not_missed(running: StoredFlow) -> None:
+    """Epoch 3 had no rows and left no trace in the sink, and the coordinator's records are lost."""
+    running.checkpoint(3)
+    running.store.collect([Epoch(2)])
+    running.layout.metadata.unlink()
+    recovered = running.start(sinks=sink_at(2))
+    assert (recovered.path, [manifest.epoch for manifest in recovered.manifests]) == ("resume", [1, 3])
+
+
+def test_an_epoch_that_is_missing_and_was_not_published_is_missed(running: StoredFlow) -> None:
+    running.checkpoint(3)
+    running.store.collect([Epoch(2)])
+    running.layout.metadata.unlink()
+    assert running.start(sinks=sink_at(1)).restored_epoch == 1

@@ -15,6 +15,7 @@ from cutline.protocol.commit import CommitPermit
 from cutline.protocol.messages import (
     EpochClosed,
     OperatorAcked,
+    ResendAck,
     SinkCommitFailed,
     SinkCommitted,
     SnapshotFailed,
@@ -61,6 +62,7 @@ class Desk:
                 positions=dict(barrier.positions),
                 aligned=True,
                 alignment_ms=3,
+                start_delay_ms=2,
             )
         )
 
@@ -123,7 +125,9 @@ def test_a_snapshot_is_stored_and_acknowledged(flow: StoredFlow, desk: Desk) -> 
     assert [subtask.subtask for subtask in ack.subtasks] == [0, 1]
     assert all(subtask.files for subtask in ack.subtasks)
     assert ack.watermark_ms == record.watermark_ms == 1_001
-    assert ack.timings.alignment_ms == 3
+    assert (ack.timings.alignment_ms, ack.timings.start_delay_ms) == (3, 2)
+    assert ack.timings.sync_ms > 0 and ack.timings.async_ms > 0
+    assert all(subtask.async_ms > 0 for subtask in ack.subtasks)
     assert flow.store.damage(record) == []
 
 
@@ -218,6 +222,76 @@ def test_a_stop_gives_up_what_waits(flow: StoredFlow, desk: Desk) -> None:
     desk.cut(1)
     desk.snapshotter.stop()
     assert desk.heard.empty()
+
+
+# ------------------------------------------------------------------------------------------------- said again
+
+
+def resend(desk: Desk, epoch: int) -> None:
+    desk.snapshotter.resend(ResendAck(epoch=Epoch(epoch)))
+
+
+def test_an_acknowledgement_can_be_said_again(flow: StoredFlow, desk: Desk) -> None:
+    flow.run_all()
+    desk.cut(1)
+    first = desk.acked()
+    resend(desk, 1)
+    assert desk.acked() == first
+
+
+def test_a_failure_can_be_said_again(flow: StoredFlow, desk: Desk) -> None:
+    flow.run_all()
+    desk.sink.prepare_failures.append(ValueError("cannot"))
+    desk.cut(1)
+    first = desk.next()
+    resend(desk, 1)
+    assert desk.next() == first
+
+
+def test_there_is_nothing_to_say_again_of_an_epoch_that_is_over_or_unknown(flow: StoredFlow, desk: Desk) -> None:
+    flow.run_all()
+    desk.cut(1)
+    desk.acked()
+    desk.closed(1, completed=True)
+    resend(desk, 1)
+    resend(desk, 5)
+    desk.cut(2)
+    assert desk.acked().ack.epoch == 2
+
+
+def test_an_operator_that_restarts_before_it_was_heard_acknowledges_what_it_has_stored(
+    flow: StoredFlow, desk: Desk
+) -> None:
+    flow.run_all()
+    desk.cut(1)
+    first = desk.acked()
+    again = Desk(flow)
+    flow.spark_dir(TOTALS).rename(flow.spark_dir(TOTALS).with_name("gone"))
+    barrier = flow.log(TOTALS).barriers()[0]
+    again.snapshotter.request(
+        TakeSnapshot(epoch=Epoch(1), batch=barrier.batch, positions={}, aligned=True, alignment_ms=99)
+    )
+    assert again.acked() == first
+    again.snapshotter.stop()
+
+
+def test_what_was_stored_for_an_epoch_is_gone_when_it_was_aborted(flow: StoredFlow, desk: Desk) -> None:
+    """The coordinator has discarded it before; our record came a moment later."""
+    flow.run_all()
+    desk.cut(1)
+    desk.acked()
+    assert desk.path(1).exists()
+    desk.closed(1, completed=False)
+    desk.cut(2)
+    desk.acked()
+    assert not flow.layout.checkpoint(Epoch(1)).exists()
+
+
+def test_that_an_epoch_was_missed_is_reported(desk: Desk) -> None:
+    desk.snapshotter.report_failure(Epoch(4), "epoch 5 was cut before it")
+    failed = desk.next()
+    assert isinstance(failed, SnapshotFailed)
+    assert (failed.epoch, failed.generation, failed.reason) == (4, 1, "epoch 5 was cut before it")
 
 
 # ------------------------------------------------------------------------------------------------- what is bound

@@ -1,0 +1,37 @@
+"""The view of a flow in the terminal, drawn from real states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cutline.cli.live import flow_view
+from cutline.errors import CheckpointFailedError
+from tests.support.sparkless import SparklessFlow
+
+
+def drawn(flow: SparklessFlow) -> str:
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 (closed with the process)
+    console.print(flow_view(flow.run.status()))
+    console.file.close()
+    return console.export_text()
+
+
+def test_the_view_shows_checkpoints_that_were_taken_and_that_failed_and_why(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path, tolerable_failures=0)
+    try:
+        flow.emit(2)
+        flow.checkpoint()
+        assert "in a row" not in drawn(flow)
+        flow.sink.prepare_failures.append(ValueError("disk full"))
+        with pytest.raises(CheckpointFailedError):
+            flow.checkpoint()
+        view = drawn(flow)
+    finally:
+        flow.stop()
+    assert "unhealthy" in view
+    assert "1 checkpoints in a row have failed: snapshot of totals failed: ValueError: disk full" in view
+    assert "completed" in view and "aborted" in view
+    assert "table: epoch 1" in view

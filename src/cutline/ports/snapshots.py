@@ -151,6 +151,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     previous_epoch: Epoch
     started_ms: int
     completed_ms: int
+    #: An earlier coordinator had begun it: its place stays taken for good, also when the checkpoint is collected.
+    is_inherited: bool = False
     operators: dict[OperatorId, OperatorCut]
     channels: dict[OperatorId, ChannelCut]
 

@@ -553,7 +553,7 @@ class Coordinator:
     # ------------------------------------------------------------------ publishing and letting go
 
     def _publish(self, now_ms: int) -> list[CommitSink]:
-        return self._publisher.due(self._complete, now_ms)
+        return self._publisher.due(self._complete, now_ms, pins=self._pins)
 
     def _answers(self) -> list[CoordinatorAction]:
         everywhere = self._publisher.published_everywhere(self._complete)

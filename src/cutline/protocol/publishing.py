@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cutline.errors import InvariantViolation
@@ -119,7 +119,7 @@ class Publisher:
                 state.move(SinkState.WAITING)
                 state.again_at_ms = now_ms
 
-    def due(self, complete: Sequence[CompleteEpoch], now_ms: int) -> list[CommitSink]:
+    def due(self, complete: Sequence[CompleteEpoch], now_ms: int, *, pins: Collection[Epoch] = ()) -> list[CommitSink]:
         """The commits to begin now."""
         self._newest = complete[-1].epoch if complete else NO_EPOCH
         actions: list[CommitSink] = []
@@ -135,8 +135,9 @@ class Publisher:
                 continue
             epoch = complete[following]
             before = complete[following - 1] if following else None
-            # A beginning that is gone was let go of when every sink had published it; in between nothing ever goes.
-            if before is not None and before.epoch < epoch.previous_epoch and state.published < epoch.previous_epoch:
+            # What is gone was let go of when every sink had published it. In between only pins leave gaps.
+            is_gap = before is not None and before.epoch < epoch.previous_epoch and before.epoch not in pins
+            if is_gap and state.published < epoch.previous_epoch:
                 raise InvariantViolation(
                     f"epoch {epoch.epoch} follows epoch {epoch.previous_epoch}, which is gone",
                     sink=sink,

@@ -54,7 +54,11 @@ def is_of_history(
 
 
 def lost_behind(
-    live: Sequence[tuple[Epoch, Epoch]], *, unreadable: Collection[Epoch], published: Iterable[Epoch]
+    live: Sequence[tuple[Epoch, Epoch]],
+    *,
+    unreadable: Collection[Epoch],
+    published: Iterable[Epoch],
+    pins: Collection[Epoch] = (),
 ) -> list[tuple[Epoch, Epoch]]:
     """Of (epoch, the one before it), ascending: those that cannot be used because the one before them is lost.
 
@@ -68,7 +72,8 @@ def lost_behind(
     for epoch, before in live:
         is_known = newest_usable == before
         # Between a pinned epoch and the next one others were let go of, when every sink had published them.
-        is_missing = newest_usable != NO_EPOCH and newest_usable < before and (slowest is None or slowest < before)
+        is_explained = newest_usable in pins or (slowest is not None and slowest >= before)
+        is_missing = NO_EPOCH < newest_usable < before and not is_explained
         is_lost = before in gone or is_missing
         if slowest is not None and epoch > slowest and is_lost and not is_known:
             lost.append((epoch, before))

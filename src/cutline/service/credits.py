@@ -81,6 +81,12 @@ class Credits:
             self._account.is_withheld = paused
             self._changed.notify_all()
 
+    def set_exempt(self, exempt: bool) -> None:
+        """While the producer aligns, what lies before the barriers gets through whatever room there is."""
+        with self._changed:
+            self._account.is_exempt = exempt
+            self._changed.notify_all()
+
     def stop(self) -> None:
         with self._changed:
             self._stopped = True

@@ -56,12 +56,15 @@ class Janitor:
                 log.warning("collection_failed", drop=request.drop, exc_info=True)
 
     def collect(self, request: ReleaseEpochs) -> None:
-        """Drop exactly the epochs named, and what no retained one needs."""
+        """Drop exactly the epochs named, and what no retained one needs.
+
+        The epochs before the entries that only they need: killed half-way, no epoch is left that cannot be restored.
+        """
         self._doomed.update(request.drop)
         needs = [needs_of(self._snapshots.load_manifest(epoch)) for epoch in request.retained]
-        for name, below in truncation_points(needs, self._channels).items():
-            self._channels[name].truncate(below)
         gone = self._snapshots.collect(self._doomed)
         self._doomed.clear()
+        for name, below in truncation_points(needs, self._channels).items():
+            self._channels[name].truncate(below)
         if gone:
             log.debug("checkpoints_collected", epochs=gone)

@@ -8,6 +8,7 @@ from typing import Any
 from cutline.channels.log import ChannelLog
 from cutline.ids import NO_BATCH, BatchId, FlowName, Generation, OperatorId
 from cutline.ports import ChannelCut, InFlight, Manifest, OperatorCut, Spans, SubtaskCut
+from cutline.protocol import recovery
 from cutline.protocol.checkpoint import PendingEpoch
 from cutline.protocol.lineage import Lineage, Span
 from cutline.protocol.messages import FoundManifest, OperatorAck, StoreManifest
@@ -32,6 +33,7 @@ def build_manifest(
         previous_epoch=action.previous_epoch,
         started_ms=action.started_ms,
         completed_ms=completed_ms,
+        is_inherited=action.is_inherited,
         operators={name: operator_cut(ack, after.get(name, NO_BATCH)) for name, ack in action.acks.items()},
         channels={name: channel_cut(channels[name], action.acks) for name in action.acks},
     )
@@ -101,15 +103,11 @@ def lineage_of(spans: Spans) -> Lineage:
 
 
 def is_of_history(manifest: Manifest, lineages: Mapping[OperatorId, Lineage]) -> bool:
-    """Whether all barriers of a checkpoint stand in the logs as they are read now.
-
-    What a process wrote into its own generation after another one had forked the logs is no part of the flow, and
-    neither is a checkpoint of it.
-    """
-    return all(
-        lineages[name].owner(cut.barrier) == lineage_of(cut.lineage).owner(cut.barrier)
-        for name, cut in manifest.channels.items()
-        if name in lineages
+    """Whether a checkpoint belongs to the logs as they are read now; see ``cutline.protocol.recovery``."""
+    return recovery.is_of_history(
+        {name: cut.barrier for name, cut in manifest.channels.items()},
+        {name: lineage_of(cut.lineage) for name, cut in manifest.channels.items()},
+        lineages,
     )
 
 

@@ -353,6 +353,7 @@ class OperatorService:
                     self._engine.set_gate(self.operator, action.channel, action.admit, lineage)
                 case _:
                     assert_never(action)
+        self.credits.set_exempt(self._agent.is_aligning())
 
     def _append_barrier(self, action: AppendBarrier) -> None:
         self.channel.append(

@@ -152,7 +152,8 @@ class Recovery:
             max(one.published() or NO_EPOCH, recorded.get(name, NO_EPOCH)) for name, one in self._sinks.items()
         ]
         live = [(manifest.epoch, manifest.previous_epoch) for manifest in manifests]
-        lost = dict(lost_behind(live, unreadable=self._unreadable, published=published))
+        pins = self._metadata.pins()
+        lost = dict(lost_behind(live, unreadable=self._unreadable, published=published, pins=pins))
         for epoch, before in lost.items():
             self._problem(f"epoch {epoch}: not published, and epoch {before} before it is lost")
         self._unreadable += lost

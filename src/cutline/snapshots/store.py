@@ -179,13 +179,7 @@ class LocalSnapshotStore:
         if self._has_manifest(epoch):
             self._release_claims(epoch)
             return
-        verdict = self._layout.manifest(epoch)
-        with contextlib.suppress(FileNotFoundError):
-            for path in verdict.parent.iterdir():
-                if path != verdict:
-                    path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # the tombstone, or a record that is being stored, keeps it
-            verdict.parent.rmdir()
+        self._remove_records(epoch)
         shutil.rmtree(self._layout.pins / f"{epoch:012d}", ignore_errors=True)
         self._release_claims(epoch)
 
@@ -248,20 +242,41 @@ class LocalSnapshotStore:
         """Manifest first: killed half-way, an epoch is either whole or not there, and the next run finds the rest."""
         gone = []
         for old in sorted(set(drop).intersection(self.epochs())):
-            self._layout.manifest(old).unlink(missing_ok=True)
-            durable.fsync_dir(self._layout.checkpoint(old))
+            self._remove_manifest(old)
             crashpoint("mid-collect")
             gone.append(old)
         complete = self.epochs()
         for epoch in self._stored_epochs():
             with self._folders:
-                # A tombstone bars its epoch for as long as an older one is kept, to which the flow may go back.
-                is_barred = self._layout.manifest(epoch).exists() and epoch >= min(complete, default=0)
                 # Above the newest complete one are pending epochs, whose records are being written.
-                if not is_barred and epoch not in complete and epoch < max(complete, default=0):
-                    shutil.rmtree(self._layout.checkpoint(epoch), ignore_errors=True)
+                if epoch not in complete and epoch < max(complete, default=0):
+                    self._remove_records(epoch)
         self._blobs.sweep(self._reached)
         return gone
+
+    def _remove_manifest(self, epoch: Epoch) -> None:
+        path = self._layout.manifest(epoch)
+        try:
+            is_inherited = self.load_manifest(epoch).is_inherited
+        except DamagedRecordError:
+            is_inherited = False
+        if is_inherited:
+            # Whoever began it may be thought dead and still want to store it: its place stays taken.
+            tombstone = Tombstone(epoch=epoch, generation=Generation(0), reason="it was complete, and collected")
+            durable.replace(path, records.encode(_TOMBSTONE, tombstone))
+            return
+        path.unlink(missing_ok=True)
+        durable.fsync_dir(path.parent)
+
+    def _remove_records(self, epoch: Epoch) -> None:
+        """Everything but a tombstone, which stays for good: it bars an epoch against whoever is only thought dead."""
+        verdict = self._layout.manifest(epoch)
+        with contextlib.suppress(FileNotFoundError):
+            for path in verdict.parent.iterdir():
+                if path != verdict:
+                    path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the tombstone, or a record that is being stored, keeps it
+            verdict.parent.rmdir()
 
     def _reached(self) -> list[set[str]]:
         """The blobs of every complete epoch."""

@@ -333,16 +333,29 @@ def test_discarding_keeps_the_tombstone(store: LocalSnapshotStore, layout: Layou
     assert blobs(layout) == set()
 
 
-def test_a_tombstone_goes_when_nothing_older_is_kept(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
-) -> None:
+def test_a_tombstone_stays_for_good(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+    """A coordinator that is only thought dead may come for its place at any time (simulator, seed 1156)."""
     checkpoint(store, spark, 1, 0)
+    record_of(store, spark, 2, 0)
     store.store_tombstone(tombstone(2))
     checkpoint(store, spark, 3, 1)
-    store.collect([])
-    assert layout.manifest(Epoch(2)).exists()
     store.collect([Epoch(1)])
-    assert not layout.checkpoint(Epoch(2)).exists()
+    assert [path.name for path in layout.checkpoint(Epoch(2)).iterdir()] == ["manifest.json"]
+    assert store.epochs() == [3]
+
+
+def test_the_place_of_an_inherited_epoch_stays_taken_when_it_is_collected(
+    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
+) -> None:
+    """Whoever began it may still want to store it, with records that are gone by then (simulator, seed 123)."""
+    checkpoint(store, spark, 1, 0)
+    manifest = replace(store.load_manifest(Epoch(1)), is_inherited=True)
+    layout.manifest(Epoch(1)).unlink()
+    assert store.store_manifest(manifest) == manifest
+    checkpoint(store, spark, 2, 1)
+    store.collect([Epoch(1)])
+    assert store.epochs() == [2]
+    assert isinstance(store.store_manifest(manifest), Tombstone)
 
 
 def test_epochs_come_in_ascending_order(store: LocalSnapshotStore, spark: SparkDir) -> None:

@@ -119,6 +119,7 @@ class SimulatedFlow:
         lost = lost_behind(
             [(epoch, complete[epoch].previous_epoch) for epoch in live],
             unreadable=(),
+            pins=self.disk.pins,
             published=[
                 max(self.disk.published[n], max(s.epochs, default=NO_EPOCH)) for n, s in self.disk.sinks.items()
             ],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutline import durable, records
 from cutline.config import OperatorOptions, Options, build_options, environment_layer, file_layer
-from cutline.errors import ConfigError
+from cutline.errors import ConfigError, FlowFailedError
 from cutline.flow import Flow
 from cutline.graph import FlowGraph
 from cutline.ids import Epoch, OperatorId, SinkId
@@ -29,6 +29,7 @@ from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 from cutline.service.post import Letter, Wire
 from cutline.service.recovery import Recovered, Recovery, batch_in, sweep_spark_dirs
+from cutline.service.region import OperatorStart, Parts, RegionRecovery
 from cutline.service.running import RunningFlow
 from cutline.service.settling import highest_epoch, open_sinks, settle_pending, settle_sinks
 from cutline.service.supervisor import Supervisor
@@ -48,9 +49,14 @@ def load_options(settings: Mapping[str, Any], *, config_file: Path | None = None
 
 
 def start_flow(
-    flow: Flow, *, spark: SparkSession | None, settings: Mapping[str, Any], config_file: Path | None = None
+    flow: Flow,
+    *,
+    spark: SparkSession | None,
+    settings: Mapping[str, Any],
+    config_file: Path | None = None,
+    restore_to: int | None = None,
 ) -> RunningFlow:
-    """Check, recover, run."""
+    """Check, recover, run. ``restore_to``: the epoch that the whole flow is taken back to first."""
     begun = time.monotonic()
     graph = flow.graph()
     options = load_options(settings, config_file=config_file)
@@ -67,7 +73,8 @@ def start_flow(
         session = open_session(flow.name, spark)
         lock.note_jvm(jvm_pid(session))
         engine = SparkEngine(session, graph, flow.functions, layout, options)
-        run = run_on(engine, flow, graph, options, layout, release_lock=lock.release)
+        epoch = None if restore_to is None else Epoch(restore_to)
+        run = run_on(engine, flow, graph, options, layout, release_lock=lock.release, restore_to=epoch)
     except BaseException:
         lock.release()
         raise
@@ -83,6 +90,7 @@ def run_on(
     layout: Layout,
     *,
     release_lock: Callable[[], None],
+    restore_to: Epoch | None = None,
 ) -> RunningFlow:
     """Bring the flow back and start it on an engine; the caller holds the flow's lock."""
     plans = engine.plan()
@@ -94,7 +102,7 @@ def run_on(
     )
     recovery.check_definition()
     open_sinks(graph, flow.sinks, plans)
-    recovered = recovery.recover()
+    recovered = recovery.recover(restore_to)
     published = settle_sinks(graph, flow.sinks, recovered, metadata)
     sweep_spark_dirs(layout, recovered.spark_dirs)
 
@@ -118,17 +126,19 @@ def run_on(
         running[0].fail(error)
 
     operators: dict[OperatorId, OperatorService] = {}
-    for node in graph.operators:
-        operators[node.operator] = OperatorService(
+
+    def build(start: OperatorStart) -> OperatorService:
+        node = graph.node(start.operator)
+        return OperatorService(
             flow=graph.flow,
             operator=node.operator,
-            generation=recovered.generation,
+            generation=start.generation,
             plan=plans[node.operator],
-            channel=recovered.channels[node.operator],
+            channel=start.channel,
             inputs={name: operators[name] for name in node.inputs},
             consumers=graph.consumers(node.operator),
             sinks={name: flow.sinks[name] for name in graph.sinks_of(node.operator)},
-            spark_checkpoint_dir=layout.spark_checkpoint_dir(node.operator, recovered.spark_dirs[node.operator]),
+            spark_checkpoint_dir=layout.spark_checkpoint_dir(node.operator, start.spark_dir),
             snapshots=snapshots,
             engine=engine,
             options=options,
@@ -136,9 +146,22 @@ def run_on(
             reports_progress=settings_of_trigger.needs_progress(),
             wire=wire_of(node.operator),
             on_fatal=on_fatal,
-            last_epoch=last_epoch,
-            open_epochs=frozenset(one.epoch for one in pending if one.is_resumable),
-            completed_batch=batch_in(recovered.manifests, node.operator),
+            last_epoch=start.last_epoch,
+            open_epochs=start.open_epochs,
+            completed_batch=start.completed_batch,
+        )
+
+    for name in graph.names:
+        operators[name] = build(
+            OperatorStart(
+                operator=name,
+                generation=recovered.generation,
+                channel=recovered.channels[name],
+                spark_dir=recovered.spark_dirs[name],
+                last_epoch=last_epoch,
+                open_epochs=frozenset(one.epoch for one in pending if one.is_resumable),
+                completed_batch=batch_in(recovered.manifests, name),
+            )
         )
     coordinator = CoordinatorService(
         flow=graph.flow,
@@ -165,12 +188,41 @@ def run_on(
     metrics.follow(
         "acknowledgements", "By what became of them", "outcome", lambda: coordinator.messages()["acknowledgements"]
     )
-    supervisors = {
-        name: Supervisor(
-            flow=graph.flow, service=service, engine=engine, options=options, on_fatal=on_fatal, metrics=metrics
+
+    def on_given_up(service: OperatorService, error: FlowFailedError) -> None:
+        regions.operator_failed(service, error)
+
+    def supervise(service: OperatorService) -> Supervisor:
+        return Supervisor(
+            flow=graph.flow,
+            service=service,
+            engine=engine,
+            options=options,
+            on_fatal=on_fatal,
+            on_given_up=on_given_up,
+            metrics=metrics,
         )
-        for name, service in operators.items()
-    }
+
+    supervisors = {name: supervise(service) for name, service in operators.items()}
+    regions = RegionRecovery(
+        graph=graph,
+        plans=plans,
+        layout=layout,
+        snapshots=snapshots,
+        metadata=metadata,
+        sinks=flow.sinks,
+        coordinator=coordinator,
+        parts=Parts(
+            operators=operators,
+            supervisors=supervisors,
+            channels=recovered.channels,
+            spark_dirs=recovered.spark_dirs,
+            build=build,
+            supervise=supervise,
+        ),
+        on_fatal=on_fatal,
+        metrics=metrics,
+    )
     run = RunningFlow(
         graph=graph,
         options=options,
@@ -179,6 +231,7 @@ def run_on(
         coordinator=coordinator,
         operators=operators,
         supervisors=supervisors,
+        regions=regions,
         janitor=janitor,
         engine=engine,
         metadata=metadata,

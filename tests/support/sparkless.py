@@ -21,6 +21,7 @@ from cutline import durable, wiring
 from cutline.channels.entries import data_dir
 from cutline.config import build_options
 from cutline.crashpoints import crashpoint
+from cutline.errors import FlowFailedError
 from cutline.flow import Flow
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
@@ -117,7 +118,12 @@ class SparklessFlow:
     """Started anew by every instance; what an earlier one left in the folder is taken up."""
 
     def __init__(
-        self, storage: Path, *, own: Mapping[OperatorId, Mapping[str, Any]] | None = None, **settings: Any
+        self,
+        storage: Path,
+        *,
+        own: Mapping[OperatorId, Mapping[str, Any]] | None = None,
+        restore_to: Epoch | None = None,
+        **settings: Any,
     ) -> None:
         """``own``: what the code of the flow says of single operators."""
         self.sink = FolderSink(storage / "table")
@@ -137,7 +143,15 @@ class SparklessFlow:
         self.graph = flow.graph()
         self.engine = HandDrivenEngine(self.graph)
         wiring.check_operator_names(self.graph, self.options)
-        self.run = wiring.run_on(self.engine, flow, self.graph, self.options, self.layout, release_lock=lambda: None)
+        self.run = wiring.run_on(
+            self.engine,
+            flow,
+            self.graph,
+            self.options,
+            self.layout,
+            release_lock=lambda: None,
+            restore_to=restore_to,
+        )
         self.recovered = self.run._recovered
         self.coordinator = self.run._coordinator
         self.operators = self.run._operators
@@ -151,6 +165,13 @@ class SparklessFlow:
 
     def stop(self) -> None:
         self.run.stop()
+
+    def fail(self, operator: OperatorId) -> None:
+        """Its query fails however often it is started; wait until its region is back, or the flow has ended."""
+        service = self.operators[operator]
+        self.run._regions.operator_failed(service, FlowFailedError("it fails", flow="counting", operator=operator))
+        self.wait(lambda: self.run._failure is not None or self.operators[operator] is not service)
+        self.wait(lambda: self.run._failure is not None or not self.run._regions._lock.locked())
 
     def spark_dir(self, operator: OperatorId) -> Path:
         return self.layout.spark_checkpoint_dir(operator, self.recovered.spark_dirs[operator])

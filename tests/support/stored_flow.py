@@ -88,6 +88,7 @@ class StoredFlow:
         graph: FlowGraph | None = None,
         schemas: Mapping[OperatorId, bytes] | None = None,
         sinks: Mapping[SinkId, Sink] | None = None,
+        restore_to: Epoch | None = None,
     ) -> Recovered:
         """A new process comes and recovers the flow."""
         graph = graph or self.graph
@@ -100,7 +101,7 @@ class StoredFlow:
                 snapshots=self.store,
                 metadata=metadata,
                 sinks=sinks,
-            ).recover()
+            ).recover(restore_to)
         newest = [manifest.epoch for manifest in self.recovered.manifests]
         self.previous_epoch = newest[-1] if newest else Epoch(0)
         return self.recovered

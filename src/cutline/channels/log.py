@@ -172,9 +172,10 @@ class ChannelLog:
             self._listeners.append(listener)
             return list(self._entries)
 
-    def forget_listeners(self) -> None:
+    def forget(self, listener: Callable[[Entry], None]) -> None:
+        """Call it no more."""
         with self._lock:
-            self._listeners.clear()
+            self._listeners = [one for one in self._listeners if one is not listener]
 
     # ------------------------------------------------------------------ writing
 

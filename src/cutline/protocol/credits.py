@@ -26,7 +26,8 @@ class CreditAccount:
     def appended(self, seq: Position, rows: int, size_bytes: int) -> None:
         """The producer has written an entry, or finds one that it wrote before a restart."""
         # What all have read costs nothing: nobody would ever say again that it is read.
-        if rows and any(position <= seq for position in self._consumed.values()):
+        is_known = bool(self._unread) and seq <= self._unread[-1][0]
+        if rows and not is_known and any(position <= seq for position in self._consumed.values()):
             self._unread.append((seq, rows, size_bytes))
             self._unread_bytes += size_bytes
 

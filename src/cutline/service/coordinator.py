@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from cutline.crashpoints import crashpoint
 from cutline.errors import CheckpointFailedError, FencedError, UnknownEpochError
-from cutline.ids import Epoch, FlowName, OperatorId, SinkId
+from cutline.ids import NO_EPOCH, Epoch, FlowName, Generation, OperatorId, SinkId
 from cutline.logs import get_logger
 from cutline.ports import EpochOutcome, Manifest, MetadataStore, PendingRecord, SnapshotStore, Tombstone
 from cutline.protocol.coordinator import Coordinator, StoredPending
@@ -33,6 +33,8 @@ from cutline.protocol.messages import (
     OperatorAcked,
     PendingStored,
     PinChanged,
+    RegionLost,
+    RegionRestored,
     ReleaseEpochs,
     ReportHealth,
     RequestAck,
@@ -87,10 +89,9 @@ class CoordinatorService:
         self._on_fatal = on_fatal
         self._metrics = metrics
         self._events: queue.SimpleQueue[CoordinatorEvent | tuple[OperatorId, Letter] | None] = queue.SimpleQueue()
-        self._post: dict[OperatorId, PostBox[ToOperator, ToCoordinator]] = {
-            name: PostBox(core.generation, service.deliver, retry_ms=retry_ms, retry_limit=retry_limit)
-            for name, service in operators.items()
-        }
+        self._retry_ms = retry_ms
+        self._retry_limit = retry_limit
+        self._post = {name: self._box(name, core.generation) for name in operators}
         self._health = ReportHealth(is_healthy=True, failures=0)
         self._requests: dict[str, Future[Epoch]] = {}
         self._requests_made = 0
@@ -154,6 +155,37 @@ class CoordinatorService:
     def _unknown(self, epoch: Epoch, why: str) -> UnknownEpochError:
         kept = ", ".join(str(item.epoch) for item in self._core.complete) or "none"
         return UnknownEpochError(f"epoch {epoch} {why}", next_step=f"kept are: {kept}", flow=self._flow)
+
+    # ------------------------------------------------------------------ a region goes back
+
+    def lose_region(self, region: frozenset[OperatorId], reason: str) -> None:
+        """Operators have failed for good: what is pending cannot complete, and nothing begins until they are back."""
+        with self._lock:
+            self._perform_all(self._core.handle(RegionLost(operators=region, reason=reason), now_ms=now_ms()))
+
+    def newest_complete(self) -> Epoch | None:
+        """The newest complete epoch once nothing is pending any more; NO_EPOCH without one, None if something is."""
+        with self._lock:
+            if self._core.pending:
+                return None
+            return self._core.complete[-1].epoch if self._core.complete else NO_EPOCH
+
+    def last_epoch(self) -> Epoch:
+        with self._lock:
+            return self._core.last_epoch
+
+    def region_restored(self, region: frozenset[OperatorId], generation: Generation) -> None:
+        """The new services of a region are in place; what was said to the old ones is void."""
+        with self._lock:
+            for name in region:
+                self._channels[name] = self._operators[name].channel
+                self._post[name] = self._box(name, generation)
+            event = RegionRestored(operators=region, generation=generation)
+            self._perform_all(self._core.handle(event, now_ms=now_ms()))
+
+    def _box(self, name: OperatorId, session: Generation) -> PostBox[ToOperator, ToCoordinator]:
+        deliver = self._operators[name].deliver
+        return PostBox(session, deliver, retry_ms=self._retry_ms, retry_limit=self._retry_limit)
 
     def is_settled(self) -> bool:
         with self._lock:

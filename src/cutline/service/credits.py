@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 from cutline.channels.entries import DataEntry, Entry
 from cutline.channels.log import ChannelLog
@@ -19,7 +20,9 @@ class Credits:
     """The credit of one producing operator: the account, and the producer's thread that waits for it."""
 
     def __init__(self, log: ChannelLog, consumers: Iterable[OperatorId], *, entries: int, size_bytes: int) -> None:
-        self._account = CreditAccount(consumers, entries=entries, size_bytes=size_bytes)
+        self._log = log
+        self._new_account = partial(CreditAccount, tuple(consumers), entries=entries, size_bytes=size_bytes)
+        self._account = self._new_account()
         self._stopped = False
         self._waiting = False
         self._in_batch = False
@@ -60,6 +63,18 @@ class Credits:
         """A consumer has read everything below ``position``."""
         with self._changed:
             self._account.consumed(consumer, position)
+            self._changed.notify_all()
+
+    def consumers_went_back(self, positions: Mapping[OperatorId, Position]) -> None:
+        """Some consumers read again what they had read: ``positions`` says how far each one is now."""
+        with self._changed:
+            account = self._new_account()
+            account.is_withheld, account.is_exempt = self._account.is_withheld, self._account.is_exempt
+            self._account = account
+            for entry in self._log.data_entries():
+                account.appended(entry.seq, entry.rows, entry.size_bytes)
+            for consumer, position in positions.items():
+                account.consumed(consumer, position)
             self._changed.notify_all()
 
     def is_drained(self) -> bool:

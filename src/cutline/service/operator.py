@@ -44,7 +44,7 @@ from cutline.protocol.messages import (
     TimePassed,
 )
 from cutline.service.clock import now_ms
-from cutline.service.credits import Credits
+from cutline.service.credits import Credits, StopAtBoundary
 from cutline.service.post import Letter, PostBox, ToCoordinator, ToOperator, Wire
 from cutline.service.snapshotter import Snapshotter
 
@@ -88,7 +88,7 @@ class OperatorService:
         self._has_consumers = bool(consumers)
         self._sinks = sinks
         self._engine = engine
-        self._on_fatal = on_fatal
+        self._report_fatal = on_fatal
         self._lock = threading.Lock()
         self._events: queue.SimpleQueue[AgentEvent | Letter | None] = queue.SimpleQueue()
         self.post: PostBox[ToCoordinator, ToOperator] = PostBox(
@@ -116,10 +116,15 @@ class OperatorService:
             spark_checkpoint_dir=spark_checkpoint_dir,
             snapshots=snapshots,
             tell=self._tell,
-            on_fatal=on_fatal,
+            on_fatal=self._on_fatal,
             completed_batch=completed_batch,
         )
         self._thread = threading.Thread(target=self._run, name=f"cutline-{operator}", daemon=True)
+        self._listeners: list[tuple[ChannelLog, Callable[[Entry], None]]] = []
+        #: Another service takes its place: whatever its query still does concerns nobody.
+        self._is_abandoned = False
+        #: Its region went back to a checkpoint while the flow ran.
+        self.is_restored = False
         self.rows_total = 0
         self.batches_total = 0
         self.last_batch_ms = 0.0
@@ -158,7 +163,9 @@ class OperatorService:
         with self._lock:
             self._perform(self._agent.start())
             for name, producer in self._inputs.items():
-                for entry in producer.channel.on_append(self._on_entry_of(name)):
+                listener = self._on_entry_of(name)
+                self._listeners.append((producer.channel, listener))
+                for entry in producer.channel.on_append(listener):
                     self._perform(self._agent.handle(_appeared(name, entry), now_ms=now_ms()))
             # An input without entries has a gate too, and the reader needs it before the query starts.
             self._perform(self._agent.handle(TimePassed(), now_ms=now_ms()))
@@ -168,9 +175,20 @@ class OperatorService:
     def stop(self) -> None:
         """Let no further batch begin. The snapshots under way are finished or given up by their own thread."""
         self.credits.stop()
+        for channel, listener in self._listeners:
+            channel.forget(listener)
         self._events.put(None)
         self._thread.join(timeout=10)
         self.snapshotter.stop()
+
+    def abandon(self) -> None:
+        """Begin no further batch; what is under way may end, and changes nothing that anybody reads."""
+        self._is_abandoned = True
+        self.credits.stop()
+
+    def _on_fatal(self, error: BaseException) -> None:
+        if not self._is_abandoned:
+            self._report_fatal(error)
 
     def _on_entry_of(self, channel: OperatorId) -> Callable[[Entry], None]:
         return lambda entry: self._events.put(_appeared(channel, entry))
@@ -233,6 +251,8 @@ class OperatorService:
 
     def handle_batch(self, batch: StreamingBatch) -> None:
         """Called by the engine between planning and committing a batch, on the query's own thread."""
+        if self._is_abandoned:
+            raise StopAtBoundary
         if batch.batch <= self.channel.last_batch:
             # Its entry is in the log. The plan runs all the same, to its end: that is what rebuilds the state.
             batch.run_to_end()
@@ -306,6 +326,8 @@ class OperatorService:
         return rows
 
     def _report_consumed(self, positions: Mapping[OperatorId, Position]) -> None:
+        if self._is_abandoned:
+            return
         for name, position in positions.items():
             self._inputs[name].consumed_by(self.operator, position)
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from cutline import durable
 from cutline.channels.entries import data_dir
 from cutline.channels.log import ChannelLog
-from cutline.channels.segments import crc32_of
 from cutline.crashpoints import crashpoint
-from cutline.errors import CutlineError, DamagedRecordError, FencedError, FlowDefinitionError, RecoveryError
+from cutline.errors import CutlineError, FencedError, FlowDefinitionError, RecoveryError
 from cutline.graph import FlowGraph
 from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
@@ -27,15 +26,14 @@ from cutline.ports import (
     Manifest,
     MetadataStore,
     OperatorPlan,
-    OperatorRecord,
     PendingRecord,
     Sink,
     SnapshotStore,
 )
 from cutline.protocol.lineage import Lineage
-from cutline.protocol.recovery import Incarnation, live_epochs, lost_behind
-from cutline.service.clock import now_ms
+from cutline.protocol.recovery import Incarnation, live_epochs, lost_behind, region_of
 from cutline.service.manifests import is_of_history, lineage_of
+from cutline.service.restoring import Restorer, generation_record
 
 log = get_logger(__name__)
 
@@ -47,7 +45,7 @@ class Recovered:
     """The flow as it will run."""
 
     generation: Generation
-    #: resume, local or fresh.
+    #: resume, regional, local or fresh.
     path: str
     restored_epoch: Epoch | None
     reason: str
@@ -87,6 +85,9 @@ class Recovery:
         self._generations: list[GenerationRecord] = []
         self._pending: list[PendingRecord] = []
         self._unreadable: list[Epoch] = []
+        #: Operators whose directory is damaged; the logs are whole.
+        self._damaged: set[OperatorId] = set()
+        self._restorer = Restorer(graph=graph, layout=layout, snapshots=snapshots, problem=self._problem)
 
     def check_definition(self) -> None:
         """Raise if the flow as written now cannot go on from what was stored; to be asked before sinks are opened."""
@@ -94,8 +95,11 @@ class Recovery:
         if generations:
             self._check_same_flow(generations[-1])
 
-    def recover(self) -> Recovered:
-        """Bring the flow back. Raises RecoveryError rather than lose anything silently."""
+    def recover(self, restore_to: Epoch | None = None) -> Recovered:
+        """Bring the flow back. Raises RecoveryError rather than lose anything silently.
+
+        ``restore_to``: the epoch that a person wants the whole flow taken back to; nothing else will do then.
+        """
         self.check_definition()
         # The fence first: from here on no earlier process begins an epoch. What is pending next, and the manifests
         # last: one that an earlier process still stores is then either found, or its epoch is known to be pending.
@@ -105,13 +109,17 @@ class Recovery:
         current = self._generations[-1] if self._generations else None
         manifests = self._live_manifests(current)
         self._refuse_to_empty_sinks(manifests)
+        if restore_to is not None:
+            return self._as_asked(generation, manifests, restore_to)
         if current is None and not self._had_checkpoints():
             return self._fresh(generation, "first start of this flow")
         if current is not None:
             channels = self._live_channels(current, manifests)
             # Sinks may have published an epoch that cannot be read: going on past it would publish its batches again.
             if channels is not None and not self._unreadable_after(manifests) and not self._sinks_ahead(manifests):
-                return self._resume(generation, current, channels, manifests)
+                recovered = self._going_on(generation, current, channels, manifests)
+                if recovered is not None:
+                    return recovered
         return self._from_checkpoint(generation, manifests)
 
     # ------------------------------------------------------------------ what is there
@@ -231,7 +239,7 @@ class Recovery:
     def _live_channels(
         self, current: GenerationRecord, manifests: list[Manifest]
     ) -> dict[OperatorId, ChannelLog] | None:
-        """The open logs, if every operator can go on where it was; None if one cannot."""
+        """The open logs, if they are whole; None if one is not. Operators whose directory is damaged are noted."""
         channels: dict[OperatorId, ChannelLog] = {}
         healthy = True
         for operator in self._graph.names:
@@ -247,7 +255,7 @@ class Recovery:
             folder = self._layout.spark_checkpoint_dir(operator, current.spark_dirs[operator])
             for problem in self._snapshots.live_damage(folder, channel.last_batch, batch_in(manifests, operator)):
                 self._problem(f"{operator}: {problem}")
-                healthy = False
+                self._damaged.add(operator)
         unread = {name: self._unread_from(name, channels, current) for name in channels}
         for problem in [*_missing_ends(channels, manifests), *_missing_input(channels, unread)]:
             self._problem(problem)
@@ -263,8 +271,8 @@ class Recovery:
         """
         positions = []
         for consumer in self._graph.consumers(name):
-            if consumer not in channels:
-                return None  # found damaged already
+            if consumer not in channels or consumer in self._damaged:
+                continue  # if it goes back, what it reads is checked then
             folder = self._layout.spark_checkpoint_dir(consumer, current.spark_dirs[consumer])
             own = channels[consumer]
             is_done = self._snapshots.is_committed(folder, own.last_batch)
@@ -308,18 +316,85 @@ class Recovery:
         channels: dict[OperatorId, ChannelLog],
         manifests: list[Manifest],
     ) -> Recovered:
-        # The log forks even though nothing is given up: whatever an old process still writes is then read by nobody.
-        for channel in channels.values():
-            channel.lineage = channel.lineage.fork(generation, channel.end)
-        reopened = {name: ChannelLog.open(name, old.folder, old.lineage) for name, old in channels.items()}
         return self._enter(
             generation=generation,
             path="resume",
             epoch=None,
             reason="live directories and logs are intact",
-            channels=reopened,
+            channels=_gone_on(channels, generation),
             spark_dirs=dict(current.spark_dirs),
             manifests=manifests,
+        )
+
+    def _going_on(
+        self,
+        generation: Generation,
+        current: GenerationRecord,
+        channels: dict[OperatorId, ChannelLog],
+        manifests: list[Manifest],
+    ) -> Recovered | None:
+        """As much as possible goes on where it was; None if nothing can."""
+        if not self._damaged:
+            return self._resume(generation, current, channels, manifests)
+        region = region_of(self._damaged, {name: self._graph.consumers(name) for name in self._graph.names})
+        if not manifests or region == frozenset(self._graph.names):
+            return None
+        return self._regional(region, generation, current, channels, manifests)
+
+    def _regional(
+        self,
+        region: frozenset[OperatorId],
+        generation: Generation,
+        current: GenerationRecord,
+        channels: dict[OperatorId, ChannelLog],
+        manifests: list[Manifest],
+    ) -> Recovered | None:
+        """Only what is damaged, and what is downstream of it, goes back; None if the newest checkpoint cannot do it."""
+        manifest = manifests[-1]
+        try:
+            self._restorer.check_inputs(manifest, region, channels)
+            restored = self._restorer.build(manifest, region, generation)
+        except (CutlineError, OSError) as error:
+            self._problem(f"{', '.join(sorted(region))} cannot go back to epoch {manifest.epoch} alone: {error}")
+            return None
+        crashpoint("restore-dirs-built")
+        return self._enter(
+            generation=generation,
+            path="regional",
+            epoch=manifest.epoch,
+            reason="; ".join(self._problems),
+            channels={**_gone_on(channels, generation), **restored},
+            spark_dirs={**current.spark_dirs, **dict.fromkeys(restored, generation)},
+            manifests=manifests,
+        )
+
+    def _as_asked(self, generation: Generation, manifests: list[Manifest], epoch: Epoch) -> Recovered:
+        chosen = [manifest for manifest in manifests if manifest.epoch <= epoch]
+        if not chosen or chosen[-1].epoch != epoch:
+            kept = ", ".join(str(manifest.epoch) for manifest in manifests) or "none"
+            raise RecoveryError(
+                f"epoch {epoch} is not a checkpoint that the flow can go back to",
+                next_step=f"choose one of those kept: {kept}",
+                flow=self._graph.flow,
+            )
+        self._refuse_to_pass_fixed_sinks(epoch)
+        try:
+            channels = self._restorer.build(chosen[-1], self._graph.names, generation)
+        except (CutlineError, OSError) as error:
+            raise RecoveryError(
+                f"epoch {epoch} cannot be restored: {error}",
+                next_step="choose another checkpoint; nothing has been changed",
+                flow=self._graph.flow,
+            ) from error
+        crashpoint("restore-dirs-built")
+        return self._enter(
+            generation=generation,
+            path="local",
+            epoch=epoch,
+            reason=f"a person asked for epoch {epoch}",
+            channels=channels,
+            spark_dirs=dict.fromkeys(self._graph.names, generation),
+            manifests=chosen,
         )
 
     def _from_checkpoint(self, generation: Generation, manifests: list[Manifest]) -> Recovered:
@@ -327,10 +402,7 @@ class Recovery:
         for index in range(len(manifests) - 1, -1, -1):
             manifest = manifests[index]
             try:
-                snapshots = self._verified_records(manifest)
-                channels = self._forked_channels(manifest, generation)
-                for operator, record in snapshots.items():
-                    self._snapshots.restore(record, self._layout.spark_checkpoint_dir(operator, generation))
+                channels = self._restorer.build(manifest, self._graph.names, generation)
             except (CutlineError, OSError) as error:
                 self._problem(f"epoch {manifest.epoch} cannot be used: {error}")
                 continue
@@ -354,42 +426,6 @@ class Recovery:
         log.warning("starting_fresh", flow=self._graph.flow, reason=reason, note="no checkpoint had ever completed")
         return self._fresh(generation, f"no checkpoint had ever completed, and {reason}")
 
-    def _verified_records(self, manifest: Manifest) -> dict[OperatorId, OperatorRecord]:
-        if set(manifest.operators) != set(self._graph.names):
-            raise DamagedRecordError("it has other operators than the flow", epoch=manifest.epoch)
-        snapshots = {name: self._snapshots.load_record(manifest, name) for name in self._graph.names}
-        for name, record in snapshots.items():
-            damage = self._snapshots.damage(record)
-            if damage:
-                raise DamagedRecordError("; ".join(damage), operator=name, epoch=manifest.epoch)
-        return snapshots
-
-    def _forked_channels(self, manifest: Manifest, generation: Generation) -> dict[OperatorId, ChannelLog]:
-        """Each log up to its barrier, going on in the new generation, with the data in flight checked byte by byte."""
-        channels: dict[OperatorId, ChannelLog] = {}
-        for name in self._graph.names:
-            cut = manifest.channels[name]
-            lineage = lineage_of(cut.lineage).fork(generation, Position(cut.barrier + 1))
-            first = min((flight.first for flight in cut.in_flight.values()), default=cut.barrier)
-            folder = self._layout.channel(name)
-            try:
-                channel = ChannelLog.open(name, folder, lineage)
-            except DamagedRecordError as error:
-                # Older epochs are then lost; this one may still have all it needs.
-                self._problem(f"{name}: {error}")
-                channel = ChannelLog.open(name, folder, lineage, first)
-            if channel.end != cut.barrier + 1:
-                raise DamagedRecordError(f"log ends at {channel.end}, barrier is at {cut.barrier}", channel=name)
-            if channel.start > first:
-                raise DamagedRecordError(f"log begins at {channel.start}, needed from {first}", channel=name)
-            for entry in channel.data_entries(first, cut.barrier):
-                for segment in entry.segments:
-                    path = data_dir(channel.folder) / segment.name
-                    if not path.exists() or crc32_of(path) != segment.crc32:
-                        raise DamagedRecordError("a segment in flight is damaged", path=segment.name, channel=name)
-            channels[name] = channel
-        return channels
-
     def _enter(
         self,
         *,
@@ -401,25 +437,21 @@ class Recovery:
         spark_dirs: dict[OperatorId, Generation],
         manifests: list[Manifest],
     ) -> Recovered:
-        record = GenerationRecord(
+        record = generation_record(
+            graph=self._graph,
+            plans=self._plans,
             generation=generation,
-            started_ms=now_ms(),
             path=path,
-            restored_epoch=epoch,
+            epoch=epoch,
             reason=reason,
-            lineage={
-                name: [(span.generation, span.start) for span in channel.lineage.spans]
-                for name, channel in channels.items()
-            },
+            lineages={name: channel.lineage for name, channel in channels.items()},
             spark_dirs=spark_dirs,
-            inputs={node.operator: list(node.inputs) for node in self._graph.operators},
-            schemas={name: base64.b64encode(plan.schema_ipc).decode() for name, plan in self._plans.items()},
         )
         if not self._snapshots.create_generation(record):
             raise FencedError("this generation was taken by another process", generation=generation)
         crashpoint("restore-generation")
         self._metadata.count_recovery(path)
-        level = log.info if path != "local" else log.warning
+        level = log.info if path in ("resume", "fresh") else log.warning
         level("recovered", flow=self._graph.flow, path=path, generation=generation, epoch=epoch, reason=reason)
         return Recovered(
             generation=generation,
@@ -437,6 +469,12 @@ class Recovery:
     def _problem(self, text: str) -> None:
         self._problems.append(text)
         log.warning("recovery_problem", flow=self._graph.flow, problem=text)
+
+
+def _gone_on(channels: Mapping[OperatorId, ChannelLog], generation: Generation) -> dict[OperatorId, ChannelLog]:
+    """The logs forked at their ends: nothing is given up, and what an old process still writes is read by nobody."""
+    lineages = {name: old.lineage.fork(generation, old.end) for name, old in channels.items()}
+    return {name: ChannelLog.open(name, old.folder, lineages[name]) for name, old in channels.items()}
 
 
 def sweep_spark_dirs(layout: Layout, spark_dirs: Mapping[OperatorId, Generation]) -> None:

@@ -26,6 +26,7 @@ from cutline.service.janitor import Janitor
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 from cutline.service.recovery import Recovered
+from cutline.service.region import RegionRecovery
 from cutline.service.supervisor import Supervisor
 
 log = get_logger(__name__)
@@ -55,6 +56,7 @@ class RunningFlow:
         coordinator: CoordinatorService,
         operators: Mapping[OperatorId, OperatorService],
         supervisors: Mapping[OperatorId, Supervisor],
+        regions: RegionRecovery,
         janitor: Janitor,
         engine: Engine,
         metadata: MetadataStore,
@@ -70,6 +72,7 @@ class RunningFlow:
         self._coordinator = coordinator
         self._operators = operators
         self._supervisors = supervisors
+        self._regions = regions
         self._janitor = janitor
         self._engine = engine
         self._metadata = metadata
@@ -263,12 +266,11 @@ class RunningFlow:
 
     def _wait_processed(self, operator: OperatorId) -> None:
         """Also past a failure: the query that failed is replaced, or the flow ends."""
-        supervisor = self._supervisors[operator]
-        while (query := supervisor.query) is not None:
+        while (query := self._supervisors[operator].query) is not None:
             query.wait_processed()
             if query.is_active():
                 return
-            self._wait(lambda failed=query: supervisor.query is not failed, None)  # type: ignore[misc]
+            self._wait(lambda failed=query: self._supervisors[operator].query is not failed, None)  # type: ignore[misc]
 
     def await_termination(self, timeout: str | float | None = None) -> bool:
         """Wait until the flow ends; True if it has. Raises the error that ended it, if one did."""
@@ -328,6 +330,7 @@ class RunningFlow:
 
     def _steps_down(self) -> list[Callable[[], object]]:
         return [
+            self._regions.stop,
             *(supervisor.begin_stop for supervisor in self._supervisors.values()),
             self._engine.begin_stop,
             *(service.credits.stop for service in self._operators.values()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from cutline.channels.log import ChannelLog
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, Epoch, OperatorId, SinkId
 from cutline.logs import get_logger
@@ -48,12 +49,17 @@ def settle_sinks(
         published[node.sink] = min(max(ahead, recorded.get(node.sink, NO_EPOCH)), newest)
         metadata.store_published(node.sink, published[node.sink])
     for channel in recovered.channels.values():
-        for entry in channel.invisible_entries():
-            for name, staged in getattr(entry, "staged", {}).items():
-                if name in sinks:
-                    sinks[name].abort([staged])
+        abort_invisible(channel, sinks)
         channel.sweep()
     return published
+
+
+def abort_invisible(channel: ChannelLog, sinks: Mapping[SinkId, Sink]) -> None:
+    """Throw away what was staged by batches that are no part of the flow's history."""
+    for entry in channel.invisible_entries():
+        for name, staged in getattr(entry, "staged", {}).items():
+            if name in sinks:
+                sinks[name].abort([staged])
 
 
 def settle_pending(recovered: Recovered, metadata: MetadataStore, snapshots: SnapshotStore) -> list[StoredPending]:

@@ -29,13 +29,16 @@ class Supervisor:
         engine: Engine,
         options: Options,
         on_fatal: Callable[[BaseException], None],
+        on_given_up: Callable[[OperatorService, FlowFailedError], None],
         metrics: Metrics,
     ) -> None:
+        """``on_given_up`` hears when starting the query again and again has not helped."""
         self._flow = flow
         self._service = service
         self._engine = engine
         self._options = options
         self._on_fatal = on_fatal
+        self._on_given_up = on_given_up
         self._metrics = metrics
         self._stopping = threading.Event()
         self._query: Query | None = None
@@ -91,13 +94,14 @@ class Supervisor:
             failures = 1 if self._service.batches_total > last_batches else failures + 1
             last_batches = self._service.batches_total
             if failures > self._options.restart_limit:
-                self._on_fatal(
+                self._on_given_up(
+                    self._service,
                     FlowFailedError(
                         f"failed {failures} times without finishing a batch; the last error was:\n{error}\n",
                         next_step="mend the cause and start the flow again: it resumes where it stopped",
                         flow=self._flow,
                         operator=self._service.operator,
-                    )
+                    ),
                 )
                 return
             pause_ms = self._options.restart_backoff_ms * 2 ** (failures - 1)

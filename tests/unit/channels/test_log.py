@@ -370,8 +370,9 @@ def test_an_entry_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
 def test_forgotten_listeners_hear_nothing(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     heard: list[Entry] = []
-    log.on_append(heard.append)
-    log.forget_listeners()
+    listener = heard.append
+    log.on_append(listener)
+    log.forget(listener)
     append_batch(log)
     assert heard == []
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from cutline.ids import Epoch, OperatorId
 from cutline.protocol.checkpoint import AckOutcome, EpochState
 from cutline.protocol.messages import (

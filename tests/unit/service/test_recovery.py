@@ -46,7 +46,8 @@ def batches(flow: StoredFlow, operator: OperatorId) -> list[int]:
     return [entry.batch for entry in flow.log(operator).data_entries()]
 
 
-def lose_spark_dir(flow: StoredFlow, operator: OperatorId = TOTALS) -> None:
+def lose_spark_dir(flow: StoredFlow, operator: OperatorId = ORDERS) -> None:
+    """By default that of the source: everything is downstream of it, so the whole flow goes back."""
     shutil.rmtree(flow.spark_dir(operator))
 
 
@@ -164,7 +165,7 @@ def test_what_the_old_process_still_writes_is_not_seen(running: StoredFlow) -> N
 def test_a_flow_whose_last_commit_is_lost_goes_back_to_the_checkpoint_that_has_it(running: StoredFlow) -> None:
     running.checkpoint(3)
     (running.spark_dir(TOTALS) / "commits" / "3").unlink()
-    assert (running.start().path, running.recovered.restored_epoch) == ("local", 3)
+    assert (running.start().path, running.recovered.restored_epoch) == ("regional", 3)
     assert running.state_of(TOTALS) == 3
 
 
@@ -199,7 +200,7 @@ def test_a_lost_directory_brings_the_whole_flow_back_to_the_newest_checkpoint(ru
     assert (running.state_of(ORDERS), running.state_of(TOTALS)) == (2, 2)
     assert batches(running, ORDERS) == batches(running, TOTALS) == [0, 1, 2]
     assert [manifest.epoch for manifest in recovered.manifests] == [1, 2]
-    assert any("totals" in problem for problem in recovered.problems)
+    assert any("orders" in problem for problem in recovered.problems)
     assert running.recoveries() == {"fresh": 1, "local": 1}
 
 
@@ -220,6 +221,51 @@ def test_a_restored_state_is_the_state_at_the_cut(running: StoredFlow) -> None:
     after = content_of(running.spark_dir(TOTALS))
     assert after == {name: before[name] for name in after}
     assert "commits/3" not in after
+
+
+def test_only_what_is_damaged_and_what_is_behind_it_goes_back(running: StoredFlow) -> None:
+    running.run(ORDERS)
+    before = batches(running, ORDERS)
+    lose_spark_dir(running, TOTALS)
+    recovered = running.start()
+    assert (recovered.path, recovered.generation, recovered.restored_epoch) == ("regional", 2, 2)
+    assert recovered.spark_dirs == {ORDERS: 1, TOTALS: 2}
+    assert batches(running, ORDERS) == before, "upstream goes on"
+    assert batches(running, TOTALS) == [0, 1, 2]
+    assert running.state_of(TOTALS) == 2
+    assert running.recoveries() == {"fresh": 1, "regional": 1}
+    assert running.start().path == "resume"
+
+
+def test_a_region_that_cannot_go_back_alone_takes_the_whole_flow_along(running: StoredFlow) -> None:
+    """The newest checkpoint is damaged. To go back further, upstream must go back too: what sinks saw is undone."""
+    damage_epoch(running, 2)
+    lose_spark_dir(running, TOTALS)
+    recovered = running.start()
+    assert (recovered.path, recovered.restored_epoch) == ("local", 1)
+    assert recovered.spark_dirs == {ORDERS: 2, TOTALS: 2}
+
+
+def test_a_person_takes_the_flow_back_to_an_older_epoch(running: StoredFlow) -> None:
+    recovered = running.start(restore_to=Epoch(1))
+    assert (recovered.path, recovered.restored_epoch) == ("local", 1)
+    assert [manifest.epoch for manifest in recovered.manifests] == [1]
+    assert (running.state_of(ORDERS), running.state_of(TOTALS)) == (1, 1)
+    assert running.start().path == "resume"
+
+
+def test_an_epoch_that_is_not_kept_cannot_be_asked_for(running: StoredFlow) -> None:
+    before = running.generations()
+    with pytest.raises(RecoveryError, match="epoch 7 is not a checkpoint that the flow can go back to") as raised:
+        running.start(restore_to=Epoch(7))
+    assert "1, 2" in str(raised.value)
+    assert running.generations() == before
+
+
+def test_a_damaged_epoch_that_was_asked_for_is_not_replaced_by_another(running: StoredFlow) -> None:
+    damage_blob(running)
+    with pytest.raises(RecoveryError, match="epoch 2 cannot be restored"):
+        running.start(restore_to=Epoch(2))
 
 
 def test_rows_in_flight_at_the_cut_are_there_after_the_restore(flow: StoredFlow) -> None:

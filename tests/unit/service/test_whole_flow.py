@@ -197,16 +197,17 @@ def test_killed_and_a_directory_lost_each_number_is_published_once(tmp_path: Pat
     assert is_killed_at(point, lambda: work(tmp_path))
     shutil.rmtree(tmp_path / "storage" / "counting" / "spark" / lost)
     with running(tmp_path) as flow:
-        assert flow.recovered.path == "local"
+        assert flow.recovered.path == ("local" if lost == NUMBERS else "regional")
         flow.emit(1)
         flow.drain()
         assert_each_once(flow.sink.rows())
 
 
+@pytest.mark.parametrize("lost", [NUMBERS, TOTALS])
 @pytest.mark.parametrize("point", ["restore-dirs-built", "restore-generation"])
-def test_killed_while_restoring_each_number_is_published_once(tmp_path: Path, point: str) -> None:
+def test_killed_while_restoring_each_number_is_published_once(tmp_path: Path, point: str, lost: str) -> None:
     work(tmp_path)
-    shutil.rmtree(tmp_path / "storage" / "counting" / "spark" / "totals")
+    shutil.rmtree(tmp_path / "storage" / "counting" / "spark" / lost)
     assert is_killed_at(point, lambda: finish(tmp_path))
     rows = finish(tmp_path)
     assert_each_once(rows)

@@ -1,0 +1,233 @@
+"""Brings back what failed for good and everything downstream of it; upstream goes on, because channels keep the data.
+
+The region goes back to the newest complete epoch, in a generation of its own. Creating the generation record is the
+moment at which it has gone back: killed before it, the next start finds the old generation and the damage; killed after
+it, the next start resumes from the new one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cutline.channels.log import ChannelLog
+from cutline.crashpoints import crashpoint
+from cutline.errors import FencedError, FlowFailedError, RecoveryError
+from cutline.graph import FlowGraph
+from cutline.ids import NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
+from cutline.layout import Layout
+from cutline.logs import get_logger
+from cutline.ports import Manifest, MetadataStore, OperatorPlan, Sink, SnapshotStore
+from cutline.protocol.recovery import region_of
+from cutline.service.coordinator import CoordinatorService
+from cutline.service.metrics import Metrics
+from cutline.service.operator import OperatorService
+from cutline.service.restoring import Restorer, generation_record
+from cutline.service.settling import abort_invisible
+from cutline.service.supervisor import Supervisor
+
+log = get_logger(__name__)
+
+_LOOK_SECONDS = 0.02
+#: Batches under way get so long to end before their query is cancelled.
+_BATCH_SECONDS = 10.0
+#: Aborting what is pending takes one record each; longer than this and something is very wrong.
+_SETTLE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorStart:
+    """From where an operator's service begins."""
+
+    operator: OperatorId
+    generation: Generation
+    channel: ChannelLog
+    #: The generation whose spark_checkpoint_dir it runs on.
+    spark_dir: Generation
+    last_epoch: Epoch
+    open_epochs: frozenset[Epoch]
+    completed_batch: BatchId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a running flow that are replaced when a region goes back; whoever holds them sees the new ones."""
+
+    operators: dict[OperatorId, OperatorService]
+    supervisors: dict[OperatorId, Supervisor]
+    channels: dict[OperatorId, ChannelLog]
+    spark_dirs: dict[OperatorId, Generation]
+    build: Callable[[OperatorStart], OperatorService]
+    supervise: Callable[[OperatorService], Supervisor]
+
+
+class RegionRecovery:
+    """One region at a time, on a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        graph: FlowGraph,
+        plans: Mapping[OperatorId, OperatorPlan],
+        layout: Layout,
+        snapshots: SnapshotStore,
+        metadata: MetadataStore,
+        sinks: Mapping[SinkId, Sink],
+        coordinator: CoordinatorService,
+        parts: Parts,
+        on_fatal: Callable[[BaseException], None],
+        metrics: Metrics,
+    ) -> None:
+        self._graph = graph
+        self._plans = plans
+        self._snapshots = snapshots
+        self._metadata = metadata
+        self._sinks = sinks
+        self._coordinator = coordinator
+        self._parts = parts
+        self._on_fatal = on_fatal
+        self._metrics = metrics
+        self._restorer = Restorer(graph=graph, layout=layout, snapshots=snapshots, problem=self._problem)
+        self._lock = threading.Lock()
+        self._is_stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Bring nothing back any more; what is under way is finished first."""
+        self._is_stopped.set()
+        with self._lock:
+            pass
+
+    def operator_failed(self, service: OperatorService, error: FlowFailedError) -> None:
+        """An operator cannot go on where it was, however often it is started."""
+        threading.Thread(
+            target=self._bring_back, args=(service, error), name=f"cutline-region-{service.operator}", daemon=True
+        ).start()
+
+    def _bring_back(self, service: OperatorService, error: FlowFailedError) -> None:
+        with self._lock:
+            if self._is_stopped.is_set() or self._parts.operators[service.operator] is not service:
+                return  # the flow ends, or another one's region has brought it back already
+            if service.is_restored and not service.batches_total:
+                self._on_fatal(error)  # going back has not helped
+                return
+            try:
+                self._restore(service.operator, error)
+            except Exception as problem:
+                log.error("region_not_restored", flow=self._graph.flow, operator=service.operator, exc_info=True)
+                self._on_fatal(
+                    FlowFailedError(
+                        f"{error}\nits region could not be brought back either: {problem}",
+                        next_step="mend the cause and start the flow again",
+                        flow=self._graph.flow,
+                        operator=service.operator,
+                    )
+                )
+
+    def _restore(self, failed: OperatorId, error: FlowFailedError) -> None:
+        begun = time.monotonic()
+        region = region_of([failed], {name: self._graph.consumers(name) for name in self._graph.names})
+        self._coordinator.lose_region(region, f"{failed} has failed for good")
+        manifest = self._newest_checkpoint()
+        self._stop(region)
+        generation = self._metadata.next_generation(Generation(0))
+        self._restorer.check_inputs(manifest, region, self._parts.channels)
+        channels = self._restorer.build(manifest, region, generation)
+        crashpoint("restore-dirs-built", failed)
+        self._enter(generation, manifest, channels, reason=str(error).partition("\n")[0])
+        crashpoint("restore-generation", failed)
+        for channel in channels.values():
+            abort_invisible(channel, self._sinks)
+            channel.sweep()
+        self._start(region, generation, manifest, channels)
+        seconds = time.monotonic() - begun
+        self._metadata.count_recovery("regional")
+        self._metrics.recovered("regional", seconds)
+        log.warning(
+            "region_restored", flow=self._graph.flow, region=sorted(region), epoch=manifest.epoch, generation=generation
+        )
+
+    def _newest_checkpoint(self) -> Manifest:
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while (epoch := self._coordinator.newest_complete()) is None:
+            if self._is_stopped.is_set() or time.monotonic() > deadline:
+                raise RecoveryError("pending checkpoints were not aborted in time", flow=self._graph.flow)
+            time.sleep(_LOOK_SECONDS)
+        if epoch == NO_EPOCH:
+            raise RecoveryError("there is no checkpoint to go back to", flow=self._graph.flow)
+        return self._snapshots.load_manifest(epoch)
+
+    def _stop(self, region: frozenset[OperatorId]) -> None:
+        services = [self._parts.operators[name] for name in region]
+        supervisors = [self._parts.supervisors[name] for name in region]
+        for supervisor in supervisors:
+            supervisor.begin_stop()
+        for service in services:
+            service.abandon()
+        deadline = time.monotonic() + _BATCH_SECONDS
+        while any(service.credits.is_in_batch() for service in services) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        for supervisor in supervisors:
+            supervisor.stop()
+        for service in services:
+            service.stop()
+
+    def _enter(
+        self, generation: Generation, manifest: Manifest, channels: Mapping[OperatorId, ChannelLog], *, reason: str
+    ) -> None:
+        spark_dirs = {**self._parts.spark_dirs, **dict.fromkeys(channels, generation)}
+        lineages = {name: channel.lineage for name, channel in {**self._parts.channels, **channels}.items()}
+        record = generation_record(
+            graph=self._graph,
+            plans=self._plans,
+            generation=generation,
+            path="regional",
+            epoch=manifest.epoch,
+            reason=reason,
+            lineages=lineages,
+            spark_dirs=spark_dirs,
+        )
+        if not self._snapshots.create_generation(record):
+            raise FencedError("this generation was taken by another process", generation=generation)
+        self._parts.spark_dirs.update(spark_dirs)
+
+    def _start(
+        self,
+        region: frozenset[OperatorId],
+        generation: Generation,
+        manifest: Manifest,
+        channels: Mapping[OperatorId, ChannelLog],
+    ) -> None:
+        parts = self._parts
+        parts.channels.update(channels)
+        in_order = [name for name in self._graph.names if name in region]
+        for name in in_order:
+            parts.operators[name] = parts.build(
+                OperatorStart(
+                    operator=name,
+                    generation=generation,
+                    channel=channels[name],
+                    spark_dir=generation,
+                    last_epoch=self._coordinator.last_epoch(),
+                    open_epochs=frozenset(),
+                    completed_batch=manifest.operators[name].batch,
+                )
+            )
+            parts.operators[name].is_restored = True
+        for name in self._graph.names:
+            if name not in region:
+                positions = {one: self._position(one, name) for one in self._graph.consumers(name)}
+                parts.operators[name].credits.consumers_went_back(positions)
+        self._coordinator.region_restored(region, generation)
+        for name in in_order:
+            parts.operators[name].start()
+        for name in in_order:
+            parts.supervisors[name] = parts.supervise(parts.operators[name])
+            parts.supervisors[name].start()
+
+    def _position(self, consumer: OperatorId, channel: OperatorId) -> Position:
+        return self._parts.channels[consumer].last_positions.get(channel, START)
+
+    def _problem(self, text: str) -> None:
+        log.warning("recovery_problem", flow=self._graph.flow, problem=text)

@@ -1,0 +1,124 @@
+"""What a restore to an epoch needs, built and checked before anything is decided: directories and forked logs.
+
+For the whole flow or for a region of it; killed on the way, only files nobody knows of are left.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Collection, Mapping
+
+from cutline.channels.entries import DataEntry, data_dir
+from cutline.channels.log import ChannelLog
+from cutline.channels.segments import crc32_of
+from cutline.errors import DamagedRecordError
+from cutline.graph import FlowGraph
+from cutline.ids import Epoch, Generation, OperatorId, Position
+from cutline.layout import Layout
+from cutline.ports import GenerationRecord, Manifest, OperatorPlan, OperatorRecord, SnapshotStore
+from cutline.protocol.lineage import Lineage
+from cutline.service.clock import now_ms
+from cutline.service.manifests import lineage_of
+
+
+class Restorer:
+    """Takes operators back to an epoch."""
+
+    def __init__(
+        self, *, graph: FlowGraph, layout: Layout, snapshots: SnapshotStore, problem: Callable[[str], None]
+    ) -> None:
+        """``problem`` hears of what does not hold and does not hinder."""
+        self._graph = graph
+        self._layout = layout
+        self._snapshots = snapshots
+        self._problem = problem
+
+    def build(
+        self, manifest: Manifest, operators: Collection[OperatorId], generation: Generation
+    ) -> dict[OperatorId, ChannelLog]:
+        """Fresh directories and logs that go on after the epoch. Raises DamagedRecordError if it cannot be trusted."""
+        records = self._verified_records(manifest, operators)
+        channels = {name: self._forked_channel(manifest, name, generation) for name in records}
+        for name, record in records.items():
+            self._snapshots.restore(record, self._layout.spark_checkpoint_dir(name, generation))
+        return channels
+
+    def _verified_records(
+        self, manifest: Manifest, operators: Collection[OperatorId]
+    ) -> dict[OperatorId, OperatorRecord]:
+        if set(manifest.operators) != set(self._graph.names):
+            raise DamagedRecordError("it has other operators than the flow", epoch=manifest.epoch)
+        records = {name: self._snapshots.load_record(manifest, name) for name in self._graph.names if name in operators}
+        for name, record in records.items():
+            damage = self._snapshots.damage(record)
+            if damage:
+                raise DamagedRecordError("; ".join(damage), operator=name, epoch=manifest.epoch)
+        return records
+
+    def _forked_channel(self, manifest: Manifest, name: OperatorId, generation: Generation) -> ChannelLog:
+        """A log up to its barrier, going on in the new generation, with the data in flight checked byte by byte."""
+        cut = manifest.channels[name]
+        lineage = lineage_of(cut.lineage).fork(generation, Position(cut.barrier + 1))
+        first = min((flight.first for flight in cut.in_flight.values()), default=cut.barrier)
+        folder = self._layout.channel(name)
+        try:
+            channel = ChannelLog.open(name, folder, lineage)
+        except DamagedRecordError as error:
+            # Older epochs are then lost; this one may still have all it needs.
+            self._problem(f"{name}: {error}")
+            channel = ChannelLog.open(name, folder, lineage, first)
+        if channel.end != cut.barrier + 1:
+            raise DamagedRecordError(f"log ends at {channel.end}, barrier is at {cut.barrier}", channel=name)
+        if channel.start > first:
+            raise DamagedRecordError(f"log begins at {channel.start}, needed from {first}", channel=name)
+        for entry in channel.data_entries(first, cut.barrier):
+            _check_segments(channel, entry)
+        return channel
+
+    def check_inputs(
+        self, manifest: Manifest, region: Collection[OperatorId], channels: Mapping[OperatorId, ChannelLog]
+    ) -> None:
+        """The logs from outside the region still hold all that the region will read again, byte for byte."""
+        for name in sorted(region):
+            for channel_name, position in manifest.operators[name].positions.items():
+                if channel_name in region:
+                    continue
+                channel = channels[channel_name]
+                if channel.start > position:
+                    raise DamagedRecordError(
+                        f"log begins at {channel.start}, {name} reads from {position} on", channel=channel_name
+                    )
+                for entry in channel.data_entries(position):
+                    _check_segments(channel, entry)
+
+
+def _check_segments(channel: ChannelLog, entry: DataEntry) -> None:
+    for segment in entry.segments:
+        path = data_dir(channel.folder) / segment.name
+        if not path.exists() or crc32_of(path) != segment.crc32:
+            raise DamagedRecordError("a segment in flight is damaged", path=segment.name, channel=channel.operator)
+
+
+def generation_record(
+    *,
+    graph: FlowGraph,
+    plans: Mapping[OperatorId, OperatorPlan],
+    generation: Generation,
+    path: str,
+    epoch: Epoch | None,
+    reason: str,
+    lineages: Mapping[OperatorId, Lineage],
+    spark_dirs: Mapping[OperatorId, Generation],
+) -> GenerationRecord:
+    """What is written down of an incarnation; creating it is the moment at which it exists."""
+    return GenerationRecord(
+        generation=generation,
+        started_ms=now_ms(),
+        path=path,
+        restored_epoch=epoch,
+        reason=reason,
+        lineage={name: [(span.generation, span.start) for span in one.spans] for name, one in lineages.items()},
+        spark_dirs=dict(spark_dirs),
+        inputs={node.operator: list(node.inputs) for node in graph.operators},
+        schemas={name: base64.b64encode(plan.schema_ipc).decode() for name, plan in plans.items()},
+    )

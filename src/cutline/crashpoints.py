@@ -2,15 +2,30 @@
 
 In production every point is one dictionary look-up. A test sets ``CUTLINE_CRASH_AT=after-append:totals#3``: the third
 time the process reaches the point ``after-append`` for ``totals`` it receives SIGKILL, as real as any other kill -9.
+
+With ``CUTLINE_CRASH_VICTIM=jvm`` the process whose id is in ``CUTLINE_CRASH_PID`` is killed in its place: the JVM that
+runs the queries. This process then lives on without it, and goes past the point only once the other is dead.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 
 ENVIRONMENT_VARIABLE = "CUTLINE_CRASH_AT"
+VICTIM_VARIABLE = "CUTLINE_CRASH_VICTIM"
+PID_VARIABLE = "CUTLINE_CRASH_PID"
+
+#: Who may be killed: this process, or the JVM.
+VICTIMS: tuple[str, ...] = ("python", "jvm")
+
+#: What stands in the output of a process, with point and victim, that has reached the point.
+REACHED = "cutline crash point reached"
+
+#: The kernel takes a killed process away at once; longer than this and the machine stands still.
+_DEATH_SECONDS = 30.0
 
 #: Every point that exists, in the order a batch and a checkpoint pass them. Tests iterate over this.
 POINTS: tuple[str, ...] = (
@@ -39,19 +54,33 @@ _passes = 0
 
 
 def crashpoint(name: str, scope: str = "") -> None:
-    """Die here if the environment says so. ``scope`` is the operator or sink, when there is one."""
+    """Die or kill here if the environment says so. ``scope`` is the operator or sink, when there is one."""
     wanted = os.environ.get(ENVIRONMENT_VARIABLE)
     if wanted:
         _maybe_die(wanted, name, scope)
 
 
 def _maybe_die(wanted: str, name: str, scope: str) -> None:
-    global _passes  # noqa: PLW0603 (one process dies once: a counter of the process is what is meant)
+    global _passes  # noqa: PLW0603 (a process dies or kills once: a counter of the process is what is meant)
     target, _, count = wanted.partition("#")
     point, _, wanted_scope = target.partition(":")
     if point != name or (wanted_scope and wanted_scope != scope):
         return
     with _lock:
         _passes += 1
-        if _passes >= int(count or "1"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if _passes == int(count or "1"):  # once only: whoever kills another lives on, and comes by again
+            _kill(os.environ.get(VICTIM_VARIABLE, VICTIMS[0]), wanted)
+
+
+def _kill(victim: str, point: str) -> None:
+    if victim not in VICTIMS:
+        raise ValueError(f"{VICTIM_VARIABLE}: {victim!r} is none of {', '.join(VICTIMS)}")
+    pid = int(os.environ[PID_VARIABLE]) if victim == "jvm" else os.getpid()
+    process = os.pidfd_open(pid)
+    try:
+        os.write(2, f"{REACHED}: {point} kills {victim}\n".encode())
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        if not select.select([process], [], [], _DEATH_SECONDS)[0]:
+            raise TimeoutError(f"process {pid} was killed at {point} and still lives")
+    finally:
+        os.close(process)

@@ -59,6 +59,10 @@ class FlowFailedError(CutlineError):
     """The running flow gave up: an operator failed more often than its restart limit."""
 
 
+class JvmLostError(FlowFailedError):
+    """The JVM that runs the queries has ended, and with it all of them."""
+
+
 class SinkError(CutlineError):
     """A sink cannot be used as asked, or does not match what the flow knows of it."""
 

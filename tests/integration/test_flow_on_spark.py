@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from cutline.errors import FlowDefinitionError, FlowFailedError, FlowLockedError, RecoveryError
 from cutline.flow import Flow
 from cutline.ids import OperatorId
 from cutline.layout import Layout
 from cutline.service.running import RunningFlow
-from cutline.sinks import Parquet
+from cutline.sinks import Delta, Parquet
 from cutline.snapshots.store import LocalSnapshotStore
 from cutline.spark.generator_source import GeneratorSource
 from cutline.spark.session import settle_python_sources
-from tests.support.payments import assert_exactly_once, payments_flow
+from tests.support.payments import assert_exactly_once, ledger_ids, payments_flow, published_totals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,9 +71,12 @@ def test_everything_is_published_exactly_once_and_a_stopped_flow_resumes(spark: 
     assert run.status()["state"] == "stopped"
 
 
-@pytest.mark.parametrize("damage", [delete_live_dir, cut_live_state_short, delete_log_entry])
+@pytest.mark.parametrize(
+    ("damage", "path"),
+    [(delete_live_dir, "regional"), (cut_live_state_short, "regional"), (delete_log_entry, "local")],
+)
 def test_a_damaged_live_state_falls_through_to_the_newest_checkpoint(
-    spark: SparkSession, tmp_path: Path, damage: Callable[[Path], None]
+    spark: SparkSession, tmp_path: Path, damage: Callable[[Path], None], path: str
 ) -> None:
     run = start(spark, tmp_path, cards=3_000, upi=1_000)
     run.process_all_available()
@@ -82,7 +86,7 @@ def test_a_damaged_live_state_falls_through_to_the_newest_checkpoint(
 
     run = start(spark, tmp_path, cards=3_000, upi=2_000)
     recovery = run.status()["recovery"]
-    assert (recovery["path"], recovery["epoch"]) == ("local", epoch)
+    assert (recovery["path"], recovery["epoch"]) == (path, epoch)
     assert recovery["problems"]
     run.process_all_available()
     run.stop()
@@ -197,6 +201,54 @@ def test_a_failing_operator_is_restarted_and_its_error_shown_whole(spark: SparkS
     run.process_all_available()
     run.stop()
     assert len(list((tmp_path / "out").glob("cutline_epoch=*"))) >= 1
+
+
+def test_what_fails_for_good_goes_back_with_all_behind_it_while_upstream_goes_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    flow = Flow("regional")
+    fuse = tmp_path / "fuse"
+
+    @flow.operator()
+    def numbers(spark: SparkSession) -> DataFrame:
+        options = {"rows": 6_000, "keys": 20, "rows_per_batch": 200, "rows_per_second": 1_000}
+        return spark.readStream.format("cutline_generator").options(**options).load()
+
+    @flow.operator(inputs=[numbers], subtasks=2)
+    def totals(numbers: DataFrame) -> DataFrame:
+        path = str(fuse)
+
+        def blow(batches: Any) -> Any:
+            import os
+
+            for batch in batches:
+                if os.path.exists(path):
+                    os.unlink(path)
+                    raise ValueError("the fuse has blown")
+                yield batch
+
+        rows = numbers.mapInArrow(blow, numbers.schema)
+        return rows.groupBy("merchant").agg(F.count("*").alias("payments"), F.sum("amount").alias("amount"))
+
+    flow.sink(numbers, Parquet(str(tmp_path / "ledger")), name="ledger")
+    flow.sink(totals, Delta(str(tmp_path / "totals")), output_mode="update", name="totals")
+    run = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0, restart_limit=0)
+    run.trigger_checkpoint()
+    epoch = run.trigger_checkpoint()
+    upstream = run._supervisors[OperatorId("numbers")]
+    fuse.write_text("burns once")
+    while "regional" not in run.status()["recovery"]["counts"]:
+        assert not run.await_termination("50ms")
+    generation = run._coordinator._core.generation
+    run.process_all_available()
+    status = run.status()
+    run.stop()
+    assert run._supervisors[OperatorId("numbers")] is upstream
+    assert (upstream.restarts, status["operators"]["numbers"]["rows"]) == (0, 6_000)
+    [record] = [one for one in run._coordinator._snapshots.generations() if one.generation == generation]
+    assert (record.path, record.restored_epoch) == ("regional", epoch)
+    assert sorted(ledger_ids(tmp_path)) == list(range(6_000))
+    assert sum(payments for payments, _ in published_totals(tmp_path).values()) == 6_000
 
 
 def test_an_operator_that_always_fails_ends_the_flow_with_its_whole_error(spark: SparkSession, tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ def run(
     checkpoint_interval: Annotated[str | None, typer.Option(help='For example "10s"; 0 switches it off.')] = None,
     mode: Annotated[str | None, typer.Option(help="auto, aligned or unaligned.")] = None,
     option: Annotated[list[str] | None, typer.Option("--set", help="Any other option, as name=value.")] = None,
+    restore_to: Annotated[
+        int | None, typer.Option(help="Take the whole flow back to this checkpoint first; what came after is given up.")
+    ] = None,
     until_done: Annotated[bool, typer.Option(help="Process what is there now, publish it, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Log as JSON lines; end with the status as JSON.")] = False,
 ) -> None:
@@ -63,7 +66,7 @@ def run(
             raise ConfigError(f"--set {item}: no value", next_step="write name=value")
         settings[key] = value
     loaded = _load_flow(file, flow)
-    running = start_flow(loaded, spark=None, settings=settings, config_file=config)
+    running = start_flow(loaded, spark=None, settings=settings, config_file=config, restore_to=restore_to)
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())

@@ -37,6 +37,8 @@ _BATCH_SECONDS = 30.0
 _STATUS_SECONDS = 0.25
 #: How long a pause waits for what is under way, unless told otherwise.
 _DRAIN_SECONDS = 60.0
+#: How long a caller who is to hear of a failure waits until everything is let go.
+_END_SECONDS = 60.0
 #: How many past checkpoints the status shows.
 _HISTORY_SHOWN = 20
 #: How many an ended flow still knows.
@@ -311,6 +313,7 @@ class RunningFlow:
 
     def _raise_if_over(self) -> None:
         if self._failure is not None:
+            self._ended.wait(_END_SECONDS)  # whoever hears of it may start the flow again at once, or end the process
             raise self._failure
         if self._ended.is_set():
             raise FlowFailedError("the flow has stopped", next_step="start it again", flow=self.name)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cutline import durable
 from cutline.config import Options
+from cutline.errors import JvmLostError
 from cutline.graph import FlowGraph, OperatorNode
-from cutline.ids import BatchId, OperatorId, Position
+from cutline.ids import BatchId, FlowName, OperatorId, Position
 from cutline.layout import Layout
 from cutline.ports import BatchHandler, OperatorPlan, StagedTask, StageJob
 from cutline.protocol.lineage import Lineage
@@ -28,6 +30,21 @@ from cutline.spark.session import query_session, settle_python_sources
 from cutline.spark.staging import REPORT_SCHEMA, stage_rows
 
 _QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+
+
+@contextlib.contextmanager
+def _asking_jvm(flow: FlowName) -> Iterator[None]:
+    """Whatever py4j makes of a JVM that is gone becomes one error; what the JVM itself answers stays as it is."""
+    try:
+        yield
+    except Py4JJavaError:
+        raise
+    except (Py4JError, ConnectionError, EOFError) as error:
+        raise JvmLostError(
+            "the JVM that runs the queries has ended",
+            next_step="see why (its own output, the kernel's log); start the flow again: it resumes where it stopped",
+            flow=flow,
+        ) from error
 
 
 class SparkBatch:
@@ -66,21 +83,30 @@ class SparkBatch:
 class SparkQuery:
     """A running query. See ``cutline.ports.Query``."""
 
-    def __init__(self, query: StreamingQuery) -> None:
+    def __init__(self, query: StreamingQuery, flow: FlowName) -> None:
         self._query = query
+        self._flow = flow
 
     def is_active(self) -> bool:
-        return self._query.isActive
+        try:
+            with _asking_jvm(self._flow):
+                return self._query.isActive
+        except JvmLostError:
+            return False
 
     def failure(self) -> str | None:
-        error = self._query.exception()
-        return str(error) if error else None
+        """Raises JvmLostError when there is nobody left to ask, and nothing that another start of it could help."""
+        with _asking_jvm(self._flow):
+            error = self._query.exception()
+            return str(error) if error else None
 
     def stop(self) -> None:
-        self._query.stop()
+        with contextlib.suppress(JvmLostError), _asking_jvm(self._flow):
+            self._query.stop()
 
     def wait_processed(self) -> None:
-        with contextlib.suppress(StreamingQueryException):  # ``failure`` tells it; the supervisor sees to it
+        # ``failure`` tells what was wrong; the supervisor sees to it.
+        with contextlib.suppress(StreamingQueryException, JvmLostError), _asking_jvm(self._flow):
             self._query.processAllAvailable()
 
     def progress(self) -> dict[str, Any]:
@@ -159,14 +185,15 @@ class SparkEngine:
 
         # No scheduler pool per operator: Spark breaks ties between pools by their names, which on few cores starves the
         # operators late in the alphabet. First come, first served is fair to short batches.
-        query = (
-            frame.writeStream.outputMode(self._graph.output_modes[operator])
-            .queryName(f"{self._graph.flow}.{operator}")
-            .option("checkpointLocation", str(spark_checkpoint_dir))
-            .foreachBatch(on_batch)
-            .start()
-        )
-        return SparkQuery(query)
+        with _asking_jvm(self._graph.flow):
+            query = (
+                frame.writeStream.outputMode(self._graph.output_modes[operator])
+                .queryName(f"{self._graph.flow}.{operator}")
+                .option("checkpointLocation", str(spark_checkpoint_dir))
+                .foreachBatch(on_batch)
+                .start()
+            )
+        return SparkQuery(query, self._graph.flow)
 
     def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
         path = self._gate_path(operator, channel)
@@ -189,6 +216,7 @@ class SparkEngine:
         self._set_query_log_level("ERROR")
 
     def _set_query_log_level(self, level: str) -> None:
-        jvm: Any = self._session._jvm
-        levels = jvm.org.apache.logging.log4j.Level
-        jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(_QUERY_LOGGER, levels.toLevel(level))
+        with contextlib.suppress(JvmLostError), _asking_jvm(self._graph.flow):
+            jvm: Any = self._session._jvm
+            levels = jvm.org.apache.logging.log4j.Level
+            jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(_QUERY_LOGGER, levels.toLevel(level))

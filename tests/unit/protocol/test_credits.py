@@ -173,3 +173,22 @@ def test_it_agrees_with_counting_everything_anew(
         assert credit.has_room() == credit.may_run() == model.has_room()
         assert credit.is_drained() == (not model.unread())
         assert credit.backlog_rows() == model.backlog()
+
+
+def test_a_producer_that_aligns_may_run_without_room_but_not_when_paused() -> None:
+    """What lies before the barriers must get through: a consumer may wait for a barrier that comes after it."""
+    account = CreditAccount([OperatorId("slow")], entries=1, size_bytes=10)
+    account.appended(Position(0), 1, 1)
+    assert not account.may_run()
+    account.is_exempt = True
+    assert account.may_run()
+    assert not account.has_room()
+    account.is_withheld = True
+    assert not account.may_run()
+
+
+def test_an_entry_that_is_heard_of_twice_counts_once() -> None:
+    account = CreditAccount([OperatorId("slow")], entries=2, size_bytes=10)
+    for _ in range(3):
+        account.appended(Position(0), 1, 1)
+    assert account.has_room()

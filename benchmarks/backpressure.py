@@ -1,12 +1,12 @@
 """How long a checkpoint takes while a backlog waits in a channel: unaligned, aligned, and aligned with a time limit.
 
 The flow: a fast source, a channel with room for the backlog, and a consumer that sleeps over every row and reads only a
-few entries per batch. The consumer is held until the channel is full and the source waits for room; then it works at
-its own slow pace while the source makes up for what it takes away, so that the backlog stays. For each backlog:
+few entries per batch. After its first batches the consumer is held, inside a batch, until the channel is full and the
+source waits for room: back-pressure at its hardest. For each backlog:
 
 unaligned   several checkpoints, their median: must not depend on the backlog
 auto        one checkpoint with a time limit on the alignment: that limit, then as unaligned
-aligned     one checkpoint, last: every row of the backlog is processed first, or its timeout aborts it
+aligned     the consumer works again, at its slow pace, and one checkpoint waits for the whole backlog, or is aborted
 
 The backlogs are visited in the given order and back again, so that a drift of the machine is not taken for an effect of
 the backlog; on the way back only unaligned checkpoints are taken.
@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,29 +45,9 @@ BYTES_PER_ROW = 35
 ALIGNMENT_LIMIT_MS = 500
 #: Lets the smallest backlog finish and cuts the largest off.
 CHECKPOINT_TIMEOUT = "40s"
-#: A new flow takes some seconds to come to its pace; counted, the small backlogs, quickly filled, would seem slow.
-WARM_UP_CHECKPOINTS = 25
-#: Between checkpoints, so that they meet the consumer at every point of its batch.
-PAUSE_SECONDS = 0.2
+WARM_UP_CHECKPOINTS = 5
+PAUSE_SECONDS = 0.1
 GOAL = 1.5
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """How many rows wait, in entries of how many rows."""
-
-    rows: int
-    entry_rows: int
-
-    @property
-    def capacity_entries(self) -> int:
-        """Room for the backlog and for two batches of the consumer, so that the source can be ahead of it."""
-        return -(-self.rows // self.entry_rows) + 2 * ENTRIES_PER_READ
-
-    @property
-    def rows_before(self) -> int:
-        """With so many before a checkpoint, one batch of the consumer in between still leaves the backlog."""
-        return self.rows + ENTRIES_PER_READ * self.entry_rows
 
 
 def slow_pass(hold: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -105,15 +84,15 @@ def build(folder: Path, hold: Path, entry_rows: int) -> Flow:
     return flow
 
 
-def start(folder: Path, hold: Path, wanted: Backlog) -> RunningFlow:
-    return build(folder, hold, wanted.entry_rows).start(
+def start(folder: Path, hold: Path, rows: int, entry_rows: int) -> RunningFlow:
+    return build(folder, hold, entry_rows).start(
         storage=str(folder / "storage"),
         checkpoint_interval=0,
         checkpoint_timeout=CHECKPOINT_TIMEOUT,
         alignment_timeout=f"{ALIGNMENT_LIMIT_MS}ms",
-        channel_capacity_entries=wanted.capacity_entries,
+        channel_capacity_entries=-(-rows // entry_rows),
         channel_capacity_bytes="1024GB",
-        max_batch_bytes=ENTRIES_PER_READ * wanted.entry_rows * BYTES_PER_ROW,
+        max_batch_bytes=ENTRIES_PER_READ * entry_rows * BYTES_PER_ROW,
     )
 
 
@@ -125,42 +104,36 @@ def wait_until(condition: Callable[[], bool], seconds: float = 900) -> None:
         time.sleep(0.05)
 
 
-@dataclass(frozen=True)
-class BackloggedFlow:
-    """A flow that runs, with the file that holds its consumer."""
+def fill(run: RunningFlow, hold: Path, rows: int) -> None:
+    """Let the consumer run some batches, then hold it until the backlog blocks the source."""
 
-    run: RunningFlow
-    hold: Path
-    wanted: Backlog
+    def is_full() -> bool:
+        source = run.status()["operators"]["fast"]
+        return bool(source["backlog_rows"]["slow"] >= rows and source["waiting_for_room"])
 
-    def waiting_rows(self) -> int:
-        return int(self.run.status()["operators"]["fast"]["backlog_rows"]["slow"])
+    begun = time.monotonic()
+    wait_until(lambda: run.status()["operators"]["slow"]["batches"] >= 2)
+    hold.touch()
+    wait_until(is_full)
+    print(f"{rows:,} rows wait after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
-    def fill(self) -> None:
-        """Hold the consumer until the backlog is there: at first, and when the source has fallen behind."""
-        if self.waiting_rows() < self.wanted.rows_before:
-            self.hold.touch()
-            wait_until(lambda: self.waiting_rows() >= self.wanted.rows_before)
-            wait_until(lambda: bool(self.run.status()["operators"]["fast"]["waiting_for_room"]))
-        self.hold.unlink(missing_ok=True)
 
-    def take(self, mode: str) -> EpochOutcome:
-        """One checkpoint over the backlog, as the history tells it afterwards: complete or aborted."""
-        time.sleep(PAUSE_SECONDS)
-        self.fill()
-        try:
-            self.run.trigger_checkpoint(mode=mode)
-        except CheckpointFailedError as error:
-            print(f"{mode}: {error}", file=sys.stderr, flush=True)
-        return self.run.checkpoints(1)[0]
+def take(run: RunningFlow, mode: str) -> EpochOutcome:
+    """One checkpoint, as the history tells it afterwards: complete or aborted."""
+    try:
+        run.trigger_checkpoint(mode=mode)
+    except CheckpointFailedError as error:
+        print(f"{mode}: {error}", file=sys.stderr, flush=True)
+    return run.checkpoints(1)[0]
 
-    def take_unaligned(self, mode: str) -> EpochOutcome:
-        """One that must complete without the consumer having come to its barrier, with the backlog in its record."""
-        outcome = self.take(mode)
-        details = outcome.details
-        if details.get("unaligned_operators") != ["slow"] or details["in_flight_rows"] < self.wanted.rows:
-            raise RuntimeError(f"not an unaligned checkpoint over {self.wanted.rows} rows: {outcome}")
-        return outcome
+
+def take_unaligned(run: RunningFlow, mode: str, rows: int) -> EpochOutcome:
+    """One that must complete without the consumer having come to its barrier, with the backlog in its record."""
+    time.sleep(PAUSE_SECONDS)
+    outcome = take(run, mode)
+    if outcome.details.get("unaligned_operators") != ["slow"] or outcome.details["in_flight_rows"] < rows:
+        raise RuntimeError(f"not an unaligned checkpoint over {rows} rows: {outcome}")
+    return outcome
 
 
 def duration_ms(outcome: EpochOutcome) -> int:
@@ -168,20 +141,17 @@ def duration_ms(outcome: EpochOutcome) -> int:
 
 
 @contextlib.contextmanager
-def backlogged(wanted: Backlog) -> Iterator[BackloggedFlow]:
-    """A new flow in which the backlog waits, in its stride."""
+def backlogged(rows: int, entry_rows: int) -> Iterator[tuple[RunningFlow, Path]]:
+    """A new flow in which the backlog waits, and the file that holds its consumer."""
     folder = Path(tempfile.mkdtemp(prefix="cutline-backpressure-"))
     hold = folder / "hold"
     try:
-        hold.touch()
-        run = start(folder, hold, wanted)
+        run = start(folder, hold, rows, entry_rows)
         try:
-            flow, begun = BackloggedFlow(run, hold, wanted), time.monotonic()
-            flow.fill()
-            print(f"{wanted.rows:,} rows wait after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+            fill(run, hold, rows)
             for _ in range(WARM_UP_CHECKPOINTS):
-                flow.take("unaligned")
-            yield flow
+                take_unaligned(run, "unaligned", rows)
+            yield run, hold
         finally:
             hold.unlink(missing_ok=True)
             run.stop()
@@ -189,27 +159,27 @@ def backlogged(wanted: Backlog) -> Iterator[BackloggedFlow]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(sizes: list[Backlog], repeat: int) -> list[dict[str, Any]]:
+def measure(sizes: list[int], repeat: int, entry_rows: int) -> list[dict[str, Any]]:
     """Visit every backlog: there, with checkpoints of every mode, and back, with unaligned ones."""
-    unaligned: dict[Backlog, list[EpochOutcome]] = {wanted: [] for wanted in sizes}
-    auto: dict[Backlog, EpochOutcome] = {}
-    aligned: dict[Backlog, EpochOutcome] = {}
-    for wanted in [*sizes, *reversed(sizes[:-1])]:
-        with backlogged(wanted) as flow:
-            unaligned[wanted] += [flow.take_unaligned("unaligned") for _ in range(repeat)]
-            if wanted not in aligned:
-                auto[wanted] = flow.take_unaligned("auto")
-                aligned[wanted] = flow.take("aligned")
-    return [summary(wanted, unaligned[wanted], auto[wanted], aligned[wanted]) for wanted in sizes]
+    unaligned: dict[int, list[EpochOutcome]] = {rows: [] for rows in sizes}
+    auto: dict[int, EpochOutcome] = {}
+    aligned: dict[int, EpochOutcome] = {}
+    for rows in [*sizes, *reversed(sizes[:-1])]:
+        with backlogged(rows, entry_rows) as (run, hold):
+            unaligned[rows] += [take_unaligned(run, "unaligned", rows) for _ in range(repeat)]
+            if rows not in aligned:
+                auto[rows] = take_unaligned(run, "auto", rows)
+                hold.unlink()
+                aligned[rows] = take(run, "aligned")
+    return [summary(rows, unaligned[rows], auto[rows], aligned[rows]) for rows in sizes]
 
 
-def summary(
-    wanted: Backlog, unaligned: list[EpochOutcome], auto: EpochOutcome, aligned: EpochOutcome
-) -> dict[str, Any]:
+def summary(rows: int, unaligned: list[EpochOutcome], auto: EpochOutcome, aligned: EpochOutcome) -> dict[str, Any]:
     durations = [duration_ms(outcome) for outcome in unaligned]
-    median = statistics.median(durations)
+    # Durations are whole milliseconds, and few of them: this median looks between them.
+    median = round(statistics.median_grouped(durations), 2)
     return {
-        "rows": wanted.rows,
+        "rows": rows,
         "in_flight_rows": min(outcome.details["in_flight_rows"] for outcome in unaligned),
         "in_flight_entries": min(outcome.details["in_flight_entries"] for outcome in unaligned),
         "unaligned_ms": durations,
@@ -255,7 +225,7 @@ def main() -> None:
     parser.add_argument("--entry-rows", type=int, default=20_000, help="rows per entry of the channel")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     arguments = parser.parse_args()
-    results = measure([Backlog(rows, arguments.entry_rows) for rows in arguments.rows], arguments.repeat)
+    results = measure(arguments.rows, arguments.repeat, arguments.entry_rows)
     report = {
         "entry_rows": arguments.entry_rows,
         "backlogs": results,

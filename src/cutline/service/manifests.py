@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cutline.channels.log import ChannelLog
-from cutline.ids import NO_BATCH, BatchId, FlowName, Generation, OperatorId
+from cutline.ids import NO_BATCH, BatchId, FlowName, Generation, OperatorId, Position
 from cutline.ports import ChannelCut, InFlight, Manifest, OperatorCut, Spans, SubtaskCut
 from cutline.protocol import recovery
 from cutline.protocol.checkpoint import PendingEpoch
@@ -26,6 +26,10 @@ def build_manifest(
 ) -> Manifest:
     """The record of a checkpoint that everybody has acknowledged; ``before``: the newest complete one."""
     after = before.batches if before else {}
+    read: dict[OperatorId, dict[OperatorId, Position]] = {name: {} for name in action.acks}
+    for consumer, ack in action.acks.items():
+        for channel, position in ack.cut.positions.items():
+            read[channel][consumer] = position
     return Manifest(
         flow=flow,
         epoch=action.epoch,
@@ -35,7 +39,7 @@ def build_manifest(
         completed_ms=completed_ms,
         is_inherited=action.is_inherited,
         operators={name: operator_cut(ack, after.get(name, NO_BATCH)) for name, ack in action.acks.items()},
-        channels={name: channel_cut(channels[name], action.acks) for name in action.acks},
+        channels={name: channel_cut(channels[name], ack.cut.barrier, read[name]) for name, ack in action.acks.items()},
     )
 
 
@@ -71,17 +75,14 @@ def operator_cut(ack: OperatorAck, after_batch: BatchId = NO_BATCH) -> OperatorC
     )
 
 
-def channel_cut(channel: ChannelLog, acks: Mapping[OperatorId, OperatorAck]) -> ChannelCut:
-    """The channel's state is what lies between each consumer's position and the barrier."""
-    barrier = acks[channel.operator].cut.barrier
+def channel_cut(channel: ChannelLog, barrier: Position, read: Mapping[OperatorId, Position]) -> ChannelCut:
+    """The channel's state is what lies between each consumer's position (``read``) and the barrier."""
     in_flight = {}
-    for consumer, ack in acks.items():
-        first = ack.cut.positions.get(channel.operator)
-        if first is not None:
-            amount = channel.amount(first, barrier)
-            in_flight[consumer] = InFlight(
-                first=first, end=barrier, entries=amount.entries, rows=amount.rows, size_bytes=amount.size_bytes
-            )
+    for consumer, first in read.items():
+        amount = channel.amount(first, barrier)
+        in_flight[consumer] = InFlight(
+            first=first, end=barrier, entries=amount.entries, rows=amount.rows, size_bytes=amount.size_bytes
+        )
     return ChannelCut(
         barrier=barrier,
         lineage=[(span.generation, span.start) for span in channel.lineage.spans],

@@ -110,7 +110,7 @@ def run_on(
     last_epoch = highest_epoch(metadata, recovered, [*snapshots.epochs(), *seen_by_sinks])
     pending = settle_pending(recovered, metadata, snapshots)
     pins = metadata.pins()
-    janitor = Janitor(snapshots=snapshots, channels=recovered.channels)
+    janitor = Janitor(snapshots=snapshots, channels=recovered.channels, check_fence=metadata.check_fence)
     metrics = Metrics(graph.flow)
     settings_of_trigger = trigger_settings(options)
     coordinators: list[CoordinatorService] = []
@@ -192,6 +192,9 @@ def run_on(
     def on_given_up(service: OperatorService, error: FlowFailedError) -> None:
         regions.operator_failed(service, error)
 
+    def settle_pause(service: OperatorService) -> None:
+        running[0].settle_pause(service)
+
     def supervise(service: OperatorService) -> Supervisor:
         return Supervisor(
             flow=graph.flow,
@@ -217,6 +220,8 @@ def run_on(
             supervisors=supervisors,
             channels=recovered.channels,
             spark_dirs=recovered.spark_dirs,
+            collection_at_rest=janitor.at_rest,
+            settle_pause=settle_pause,
             build=build,
             supervise=supervise,
         ),
@@ -242,12 +247,7 @@ def run_on(
     try:
         kept = {manifest.epoch for manifest in recovered.manifests} | pins
         janitor.start(epoch for epoch in snapshots.epochs() if epoch not in kept)
-        for service in operators.values():
-            service.start()
-        coordinator.start(pending)
-        for supervisor in supervisors.values():
-            supervisor.start()
-        run.begin()
+        run.begin(pending)
     except BaseException:
         run.stop()  # half a flow must not go on behind the error
         raise

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import cutline
-from cutline.crashpoints import ENVIRONMENT_VARIABLE, POINTS, crashpoint
+from cutline.crashpoints import ENVIRONMENT_VARIABLE, PID_VARIABLE, POINTS, REACHED, VICTIM_VARIABLE, crashpoint
 from tests.support.killing import is_killed_at
 
 SOURCES = Path(cutline.__file__).parent
@@ -53,3 +57,63 @@ def test_the_process_lives_at_every_other_point(wanted: str) -> None:
             crashpoint("after-append", "totals")
 
     assert not is_killed_at(wanted, pass_three_times)
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands for the JVM."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_another_process_dies_in_its_place(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], other: subprocess.Popen[bytes]
+) -> None:
+    monkeypatch.setenv(VICTIM_VARIABLE, "jvm")
+    monkeypatch.setenv(PID_VARIABLE, str(other.pid))
+
+    def pass_it() -> None:
+        crashpoint("after-append", "totals")
+        assert Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # not only soon
+
+    assert not is_killed_at("after-append:totals", pass_it)
+    assert other.wait(0) == -signal.SIGKILL
+    assert capfd.readouterr().err == f"{REACHED}: after-append:totals kills jvm\n"
+
+
+def test_another_process_lives_at_every_other_point(
+    monkeypatch: pytest.MonkeyPatch, other: subprocess.Popen[bytes]
+) -> None:
+    monkeypatch.setenv(VICTIM_VARIABLE, "jvm")
+    monkeypatch.setenv(PID_VARIABLE, str(other.pid))
+    assert not is_killed_at("after-append:totals#2", lambda: crashpoint("after-append", "totals"))
+    assert other.poll() is None
+
+
+def test_another_process_is_killed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may belong to somebody else by the time the point is passed again."""
+    monkeypatch.setenv(VICTIM_VARIABLE, "jvm")
+
+    def pass_three_times() -> None:
+        processes = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+        for process in processes:
+            os.environ[PID_VARIABLE] = str(process.pid)
+            crashpoint("after-append")
+        codes = [process.poll() for process in processes]
+        for process in processes:
+            process.kill()
+            process.wait()
+        assert codes == [None, -signal.SIGKILL, None]
+
+    assert not is_killed_at("after-append#2", pass_three_times)
+
+
+@pytest.mark.parametrize("environment", [{VICTIM_VARIABLE: "jvm"}, {VICTIM_VARIABLE: "nobody"}])
+def test_a_victim_that_is_not_known_is_an_error(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    monkeypatch.delenv(PID_VARIABLE, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(AssertionError, match="failed before it was killed"):
+        is_killed_at("after-append", lambda: crashpoint("after-append"))

@@ -48,6 +48,8 @@ class ChannelLog:
         self._entries: list[Entry] = []
         #: What lay before each visible entry, and after the last: one more than entries. A range costs a subtraction.
         self._sums: list[Amount] = [Amount(0, 0, 0)]
+        #: What lies below was not read when the log was opened, and may be needed all the same.
+        self._opened_from = START
         #: Barriers that a power cut could take, oldest first.
         self._unsynced: list[Path] = []
         self._lock = threading.Lock()
@@ -59,6 +61,7 @@ class ChannelLog:
     def open(cls, operator: OperatorId, folder: Path, lineage: Lineage, first: Position = START) -> ChannelLog:
         """Read the visible entries from ``first`` on. Raises DamagedRecordError for a hole or a bad entry."""
         log = cls(operator, folder, lineage)
+        log._opened_from = first
         durable.make_dir(codec.data_dir(folder))
         for generation, begin, end in lineage.ranges():
             durable.make_dir(codec.generation_dir(folder, generation))
@@ -218,8 +221,8 @@ class ChannelLog:
 
         And before a data entry is written: an entry is durable only if all those before it are.
         """
-        while self._unsynced:
-            path = self._unsynced[0]
+        # Copied: another thread may sync the same ones, and the list grows while we do.
+        for path in list(self._unsynced):
             with contextlib.suppress(FileNotFoundError):  # truncated
                 durable.fsync_file(path)
                 durable.fsync_dir(path.parent)
@@ -262,9 +265,12 @@ class ChannelLog:
         """Delete what no visible entry names. Only while the channel's writer is at rest. Returns the files deleted."""
         visible = {(f"g{self.lineage.owner(entry.seq):06d}", codec.entry_name(entry.seq)) for entry in self.entries()}
         referenced = {segment.name for entry in self.data_entries() for segment in entry.segments}
-        doomed = [path for path in self.folder.glob("g*/*") if (path.parent.name, path.name) not in visible] + [
-            path for path in codec.data_dir(self.folder).iterdir() if path.name not in referenced
-        ]
+        doomed = [path for path in self.folder.glob("g*/*") if (path.parent.name, path.name) not in visible]
+        if self._opened_from == START:
+            doomed += [path for path in codec.data_dir(self.folder).iterdir() if path.name not in referenced]
+        else:
+            below = codec.entry_name(self._opened_from)
+            doomed = [path for path in doomed if path.name >= below]
         for path in doomed:
             path.unlink(missing_ok=True)
         return len(doomed)

@@ -64,9 +64,33 @@ class SqliteMetadata:
     def next_generation(self, at_least: Generation) -> Generation:
         with self._transaction():
             generation = Generation(max(self._counter("generation") + 1, at_least))
-            self._db.execute("INSERT OR REPLACE INTO counters VALUES ('generation', ?)", (generation,))
-        self._generation = generation
+            self._take_generation(generation)
         return generation
+
+    def advance_generation(self) -> Generation:
+        with self._transaction():
+            self._refuse_if_fenced()
+            generation = Generation(self._counter("generation") + 1)
+            self._take_generation(generation)
+        return generation
+
+    def _take_generation(self, generation: Generation) -> None:
+        """Inside the transaction and its lock: no other thread may write as the old one in between."""
+        self._db.execute("INSERT OR REPLACE INTO counters VALUES ('generation', ?)", (generation,))
+        self._generation = generation
+
+    def check_fence(self) -> None:
+        with self._lock:
+            self._refuse_if_fenced()
+
+    def _refuse_if_fenced(self) -> None:
+        newest = self._counter("generation")
+        if newest > self._generation:
+            raise FencedError(
+                f"generation {newest} has taken over",
+                next_step="stop this process: another one runs the flow",
+                generation=self._generation,
+            )
 
     def _counter(self, name: str) -> int:
         row = self._db.execute("SELECT value FROM counters WHERE name = ?", (name,)).fetchone()
@@ -75,13 +99,7 @@ class SqliteMetadata:
     def _write_fenced(self, sql: str, values: tuple[Any, ...]) -> None:
         """One statement, which takes effect only while nobody has taken a newer generation."""
         with self._transaction():
-            newest = self._counter("generation")
-            if newest > self._generation:
-                raise FencedError(
-                    f"generation {newest} has taken over",
-                    next_step="stop this process: another one runs the flow",
-                    generation=self._generation,
-                )
+            self._refuse_if_fenced()
             self._db.execute(sql, values)
 
     def last_epoch(self) -> Epoch:

@@ -35,7 +35,15 @@ class MetadataStore(Protocol):
     """Everything the coordinator must not forget. Each call is durable when it returns."""
 
     def next_generation(self, at_least: Generation) -> Generation:
-        """A number that was never handed out before and is no smaller than ``at_least``."""
+        """A number that was never handed out before and is no smaller than ``at_least``: a new process takes over."""
+        ...
+
+    def advance_generation(self) -> Generation:
+        """The next number, for a region of the flow that this process runs. Raises FencedError if it no longer does."""
+        ...
+
+    def check_fence(self) -> None:
+        """Raise FencedError if a newer generation has been handed out; to be asked before anything is deleted."""
         ...
 
     def last_epoch(self) -> Epoch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -272,9 +272,10 @@ class SnapshotStore(Protocol):
         ...
 
     # ---- letting go
-    def collect(self, drop: Collection[Epoch]) -> Sequence[Epoch]:
+    def collect(self, drop: Collection[Epoch], check_fence: Callable[[], None] = lambda: None) -> Sequence[Epoch]:
         """Delete these checkpoints, and all content that no other complete or pending one needs; returns what went.
 
-        Named are those that go, not those that stay: another one may complete at any moment.
+        Named are those that go, not those that stay: another one may complete at any moment. ``check_fence`` raises
+        when another process has taken over: what that one has stored and not yet bound to an epoch must not go.
         """
         ...

@@ -68,6 +68,8 @@ class PendingEpoch:
     state: EpochState = EpochState.RECORDING
     requests: list[str] = field(default_factory=list)
     abort_reason: str = ""
+    #: Given up for a reason that has nothing to do with checkpoints; it does not count towards the flow's health.
+    is_excused: bool = False
     #: When those that are missing are asked next, and how often they were.
     ask_at_ms: int = 0
     asked: int = 0

@@ -395,12 +395,12 @@ class Coordinator:
     def _region_lost(self, event: RegionLost) -> list[CoordinatorAction]:
         """They go back behind everything that is pending: none of it can complete."""
         self._lost |= event.operators
-        return [
-            action
-            for epoch in list(self._pending.values())
-            if _expires(epoch)
-            for action in self._abort(epoch, f"{', '.join(sorted(event.operators))} had to go back: {event.reason}")
-        ]
+        reason = f"{', '.join(sorted(event.operators))} had to go back: {event.reason}"
+        actions: list[CoordinatorAction] = []
+        for epoch in [one for one in self._pending.values() if _expires(one)]:
+            epoch.is_excused = True
+            actions += self._abort(epoch, reason)
+        return actions
 
     def _region_restored(self, event: RegionRestored, now_ms: int) -> list[CoordinatorAction]:
         # A late word of an earlier restore says nothing of those that were restored again since.
@@ -522,8 +522,8 @@ class Coordinator:
         ]
 
     def _failed(self, epoch: PendingEpoch) -> list[CoordinatorAction]:
-        if self._is_complete_from(epoch.epoch):
-            return []  # a later one covers it
+        if epoch.is_excused or self._is_complete_from(epoch.epoch):
+            return []  # or a later one covers it
         self._failures += 1
         tolerable = self._settings.tolerable_failures
         if not self._is_healthy or tolerable is None or self._failures <= tolerable:

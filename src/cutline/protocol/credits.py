@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cutline.ids import START, OperatorId, Position
 
@@ -42,6 +42,13 @@ class CreditAccount:
             self._unread_bytes -= size_bytes
             read += 1
         del self._unread[:read]
+
+    def went_back(self, positions: Mapping[OperatorId, Position], entries: Iterable[tuple[Position, int, int]]) -> None:
+        """Some consumers will read again from these positions on; ``entries``: all that is there, ascending."""
+        self._consumed.update(positions)
+        self._unread, self._unread_bytes = [], 0
+        for seq, rows, size_bytes in entries:
+            self.appended(seq, rows, size_bytes)
 
     def has_room(self) -> bool:
         return len(self._unread) < self._capacity_entries and self._unread_bytes < self._capacity_bytes

@@ -156,6 +156,9 @@ class Publisher:
             epoch=epoch.epoch,
             generation=epoch.generation,
             previous_epoch=before.epoch if before else NO_EPOCH,
-            after_batch=(epoch.after_batches or (before.batches if before else {})).get(state.operator, NO_BATCH),
+            after_batch=max(
+                epoch.after_batches.get(state.operator, NO_BATCH),
+                before.batches.get(state.operator, NO_BATCH) if before else NO_BATCH,
+            ),
             through_batch=epoch.batches[state.operator],
         )

@@ -170,6 +170,10 @@ class CoordinatorService:
                 return None
             return self._core.complete[-1].epoch if self._core.complete else NO_EPOCH
 
+    def generation(self) -> Generation:
+        with self._lock:
+            return self._core.generation
+
     def last_epoch(self) -> Epoch:
         with self._lock:
             return self._core.last_epoch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 from cutline.channels.entries import DataEntry, Entry
 from cutline.channels.log import ChannelLog
@@ -21,8 +20,7 @@ class Credits:
 
     def __init__(self, log: ChannelLog, consumers: Iterable[OperatorId], *, entries: int, size_bytes: int) -> None:
         self._log = log
-        self._new_account = partial(CreditAccount, tuple(consumers), entries=entries, size_bytes=size_bytes)
-        self._account = self._new_account()
+        self._account = CreditAccount(consumers, entries=entries, size_bytes=size_bytes)
         self._stopped = False
         self._waiting = False
         self._in_batch = False
@@ -66,15 +64,10 @@ class Credits:
             self._changed.notify_all()
 
     def consumers_went_back(self, positions: Mapping[OperatorId, Position]) -> None:
-        """Some consumers read again what they had read: ``positions`` says how far each one is now."""
+        """These consumers, and no others, read again what they had read, from ``positions`` on."""
         with self._changed:
-            account = self._new_account()
-            account.is_withheld, account.is_exempt = self._account.is_withheld, self._account.is_exempt
-            self._account = account
-            for entry in self._log.data_entries():
-                account.appended(entry.seq, entry.rows, entry.size_bytes)
-            for consumer, position in positions.items():
-                account.consumed(consumer, position)
+            entries = ((entry.seq, entry.rows, entry.size_bytes) for entry in self._log.data_entries())
+            self._account.went_back(positions, entries)
             self._changed.notify_all()
 
     def is_drained(self) -> bool:
@@ -106,7 +99,3 @@ class Credits:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-
-    def reopen(self) -> None:
-        with self._changed:
-            self._stopped = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from cutline.channels.log import ChannelLog
 from cutline.ids import Epoch, OperatorId, Position
@@ -27,7 +27,17 @@ def needs_of(manifest: Manifest) -> dict[OperatorId, Position]:
 class Janitor:
     """One thread; requests are taken in the order in which they come."""
 
-    def __init__(self, *, snapshots: SnapshotStore, channels: Mapping[OperatorId, ChannelLog]) -> None:
+    def __init__(
+        self,
+        *,
+        snapshots: SnapshotStore,
+        channels: Mapping[OperatorId, ChannelLog],
+        check_fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``check_fence`` raises when another process runs the flow: it is asked before anything is deleted."""
+        self._check_fence = check_fence
+        #: Held while something is deleted; who reads logs anew, as a region that goes back, holds it too.
+        self.at_rest = threading.Lock()
         self._snapshots = snapshots
         self._channels = channels
         self._requests: queue.SimpleQueue[ReleaseEpochs | None] = queue.SimpleQueue()
@@ -60,11 +70,13 @@ class Janitor:
 
         The epochs before the entries that only they need: killed half-way, no epoch is left that cannot be restored.
         """
-        self._doomed.update(request.drop)
-        needs = [needs_of(self._snapshots.load_manifest(epoch)) for epoch in request.retained]
-        gone = self._snapshots.collect(self._doomed)
-        self._doomed.clear()
-        for name, below in truncation_points(needs, self._channels).items():
-            self._channels[name].truncate(below)
+        with self.at_rest:
+            self._doomed.update(request.drop)
+            needs = [needs_of(self._snapshots.load_manifest(epoch)) for epoch in request.retained]
+            gone = self._snapshots.collect(self._doomed, self._check_fence)
+            self._doomed.clear()
+            for name, below in truncation_points(needs, self._channels).items():
+                self._check_fence()
+                self._channels[name].truncate(below)
         if gone:
             log.debug("checkpoints_collected", epochs=gone)

@@ -123,8 +123,6 @@ class OperatorService:
         self._listeners: list[tuple[ChannelLog, Callable[[Entry], None]]] = []
         #: Another service takes its place: whatever its query still does concerns nobody.
         self._is_abandoned = False
-        #: Its region went back to a checkpoint while the flow ran.
-        self.is_restored = False
         self.rows_total = 0
         self.batches_total = 0
         self.last_batch_ms = 0.0
@@ -183,8 +181,13 @@ class OperatorService:
 
     def abandon(self) -> None:
         """Begin no further batch; what is under way may end, and changes nothing that anybody reads."""
-        self._is_abandoned = True
+        with self._lock:  # whatever the agent does, it does under this lock: afterwards it does nothing more
+            self._is_abandoned = True
         self.credits.stop()
+
+    def has_ended(self) -> bool:
+        """Whether no thread of it is left."""
+        return not self._thread.is_alive() and self.snapshotter.has_ended()
 
     def _on_fatal(self, error: BaseException) -> None:
         if not self._is_abandoned:
@@ -245,6 +248,8 @@ class OperatorService:
 
     def _hand_to_agent(self, event: AgentEvent) -> None:
         with self._lock:
+            if self._is_abandoned:
+                return
             self._perform(self._agent.handle(event, now_ms=now_ms()))
 
     # ------------------------------------------------------------------ batches
@@ -297,6 +302,8 @@ class OperatorService:
             durable.fsync_dir(codec.data_dir(self.channel.folder))  # executors have synced the files themselves
         event = BatchAppended(batch=batch, positions=positions)
         with self._lock:
+            if self._is_abandoned:
+                raise StopAtBoundary
             try:
                 # Before the entry exists: afterwards a re-run would take the batch for done.
                 self._agent.check(event)

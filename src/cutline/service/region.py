@@ -24,6 +24,7 @@ from cutline.protocol.recovery import region_of
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
+from cutline.service.recovery import sweep_spark_dirs
 from cutline.service.restoring import Restorer, generation_record
 from cutline.service.settling import abort_invisible
 from cutline.service.supervisor import Supervisor
@@ -35,6 +36,12 @@ _LOOK_SECONDS = 0.02
 _BATCH_SECONDS = 10.0
 #: Aborting what is pending takes one record each; longer than this and something is very wrong.
 _SETTLE_SECONDS = 60.0
+#: How long the end of the flow waits for a region that is on its way back.
+_STOP_SECONDS = 120.0
+
+
+class _NoHelpError(Exception):
+    """Going back has not helped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +66,9 @@ class Parts:
     supervisors: dict[OperatorId, Supervisor]
     channels: dict[OperatorId, ChannelLog]
     spark_dirs: dict[OperatorId, Generation]
+    #: Held while nothing is collected.
+    collection_at_rest: threading.Lock
+    settle_pause: Callable[[OperatorService], None]
     build: Callable[[OperatorStart], OperatorService]
     supervise: Callable[[OperatorService], Supervisor]
 
@@ -82,6 +92,7 @@ class RegionRecovery:
     ) -> None:
         self._graph = graph
         self._plans = plans
+        self._layout = layout
         self._snapshots = snapshots
         self._metadata = metadata
         self._sinks = sinks
@@ -92,15 +103,26 @@ class RegionRecovery:
         self._restorer = Restorer(graph=graph, layout=layout, snapshots=snapshots, problem=self._problem)
         self._lock = threading.Lock()
         self._is_stopped = threading.Event()
+        #: Operators that have failed and whose region is not back yet.
+        self._failing: set[OperatorId] = set()
+        #: Per operator: the epoch that its region last went back to, and the furthest batch it had reached before.
+        self._last: dict[OperatorId, tuple[Epoch, BatchId]] = {}
 
     def stop(self) -> None:
-        """Bring nothing back any more; what is under way is finished first."""
+        """Bring nothing back any more; what is under way is finished first, or given up before it starts anything."""
         self._is_stopped.set()
-        with self._lock:
-            pass
+        if self._lock.acquire(timeout=_STOP_SECONDS):
+            self._lock.release()
+        else:
+            log.error("region_does_not_end", flow=self._graph.flow)
+
+    def is_busy(self) -> bool:
+        """Whether a region goes back, or is about to."""
+        return bool(self._failing)
 
     def operator_failed(self, service: OperatorService, error: FlowFailedError) -> None:
         """An operator cannot go on where it was, however often it is started."""
+        self._failing.add(service.operator)
         threading.Thread(
             target=self._bring_back, args=(service, error), name=f"cutline-region-{service.operator}", daemon=True
         ).start()
@@ -108,12 +130,13 @@ class RegionRecovery:
     def _bring_back(self, service: OperatorService, error: FlowFailedError) -> None:
         with self._lock:
             if self._is_stopped.is_set() or self._parts.operators[service.operator] is not service:
+                self._failing.discard(service.operator)
                 return  # the flow ends, or another one's region has brought it back already
-            if service.is_restored and not service.batches_total:
-                self._on_fatal(error)  # going back has not helped
-                return
             try:
-                self._restore(service.operator, error)
+                self._restore(service, error)
+                self._failing.discard(service.operator)
+            except _NoHelpError:
+                self._on_fatal(error)
             except Exception as problem:
                 log.error("region_not_restored", flow=self._graph.flow, operator=service.operator, exc_info=True)
                 self._on_fatal(
@@ -125,28 +148,43 @@ class RegionRecovery:
                     )
                 )
 
-    def _restore(self, failed: OperatorId, error: FlowFailedError) -> None:
-        begun = time.monotonic()
+    def _restore(self, service: OperatorService, error: FlowFailedError) -> None:
+        begun, failed = time.monotonic(), service.operator
         region = region_of([failed], {name: self._graph.consumers(name) for name in self._graph.names})
         self._coordinator.lose_region(region, f"{failed} has failed for good")
         manifest = self._newest_checkpoint()
+        self._refuse_to_go_in_circles(service, manifest.epoch)
         self._stop(region)
-        generation = self._metadata.next_generation(Generation(0))
-        self._restorer.check_inputs(manifest, region, self._parts.channels)
-        channels = self._restorer.build(manifest, region, generation)
-        crashpoint("restore-dirs-built", failed)
-        self._enter(generation, manifest, channels, reason=str(error).partition("\n")[0])
-        crashpoint("restore-generation", failed)
-        for channel in channels.values():
-            abort_invisible(channel, self._sinks)
-            channel.sweep()
+        with self._parts.collection_at_rest:  # what is deleted while a log is read anew looks like damage
+            generation = self._metadata.advance_generation()
+            self._restorer.check_inputs(manifest, region, self._parts.channels)
+            channels = self._restorer.build(manifest, region, generation)
+            crashpoint("restore-dirs-built", failed)
+            if self._is_stopped.is_set():
+                raise RecoveryError("the flow was stopped meanwhile", flow=self._graph.flow)
+            self._enter(generation, manifest, channels, reason=str(error).partition("\n")[0])
+            crashpoint("restore-generation", failed)
+            self._metadata.check_fence()
+            for channel in channels.values():
+                abort_invisible(channel, self._sinks)
+                channel.sweep()
+            self._parts.channels.update(channels)
         self._start(region, generation, manifest, channels)
+        sweep_spark_dirs(self._layout, dict.fromkeys(region, generation))
         seconds = time.monotonic() - begun
         self._metadata.count_recovery("regional")
         self._metrics.recovered("regional", seconds)
         log.warning(
             "region_restored", flow=self._graph.flow, region=sorted(region), epoch=manifest.epoch, generation=generation
         )
+
+    def _refuse_to_go_in_circles(self, service: OperatorService, epoch: Epoch) -> None:
+        """Going back a second time to the same place, without having got any further, would never end."""
+        reached = service.channel.last_batch
+        last = self._last.get(service.operator)
+        if last is not None and last[0] == epoch and reached <= last[1]:
+            raise _NoHelpError
+        self._last[service.operator] = (epoch, reached)
 
     def _newest_checkpoint(self) -> Manifest:
         deadline = time.monotonic() + _SETTLE_SECONDS
@@ -172,6 +210,8 @@ class RegionRecovery:
             supervisor.stop()
         for service in services:
             service.stop()
+            if not service.has_ended():
+                raise RecoveryError("it does not stop", flow=self._graph.flow, operator=service.operator)
 
     def _enter(
         self, generation: Generation, manifest: Manifest, channels: Mapping[OperatorId, ChannelLog], *, reason: str
@@ -200,7 +240,6 @@ class RegionRecovery:
         channels: Mapping[OperatorId, ChannelLog],
     ) -> None:
         parts = self._parts
-        parts.channels.update(channels)
         in_order = [name for name in self._graph.names if name in region]
         for name in in_order:
             parts.operators[name] = parts.build(
@@ -214,10 +253,10 @@ class RegionRecovery:
                     completed_batch=manifest.operators[name].batch,
                 )
             )
-            parts.operators[name].is_restored = True
+            parts.settle_pause(parts.operators[name])
         for name in self._graph.names:
-            if name not in region:
-                positions = {one: self._position(one, name) for one in self._graph.consumers(name)}
+            positions = {one: self._position(one, name) for one in self._graph.consumers(name) if one in region}
+            if positions and name not in region:
                 parts.operators[name].credits.consumers_went_back(positions)
         self._coordinator.region_restored(region, generation)
         for name in in_order:

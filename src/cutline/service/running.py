@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
@@ -20,6 +20,7 @@ from cutline.ids import Epoch, OperatorId, SinkId
 from cutline.layout import Layout
 from cutline.logs import get_logger
 from cutline.ports import Engine, EpochOutcome, MetadataStore
+from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.messages import CheckpointOptions
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.janitor import Janitor
@@ -87,6 +88,7 @@ class RunningFlow:
         self._paused = False
         #: One at a time: the end of one must not let the sources go on under another.
         self._quiescing = threading.Lock()
+        self._pause_lock = threading.RLock()
         #: Set once, when the flow has ended and its stores are closed.
         self._last_status: dict[str, Any] | None = None
         self._last_history: list[EpochOutcome] = []
@@ -95,7 +97,13 @@ class RunningFlow:
 
     # ------------------------------------------------------------------ used by the wiring
 
-    def begin(self) -> None:
+    def begin(self, pending: Iterable[StoredPending]) -> None:
+        """Start everything: agents before the coordinator that asks them, and both before the queries."""
+        for service in self._operators.values():
+            service.start()
+        self._coordinator.start(pending)
+        for supervisor in self._supervisors.values():
+            supervisor.start()
         self._status_thread.start()
 
     def fail(self, error: BaseException) -> None:
@@ -187,7 +195,7 @@ class RunningFlow:
             "flow": self.name,
             "pid": os.getpid(),
             "state": self._state(),
-            "generation": self._recovered.generation,
+            "generation": self._coordinator.generation(),
             "recovery": {
                 "path": self._recovered.path,
                 "epoch": self._recovered.restored_epoch,
@@ -238,16 +246,24 @@ class RunningFlow:
     def pause(self, *, timeout: str | float = _DRAIN_SECONDS) -> bool:
         """Give the sources no more credit and wait until everything under way is processed; True when drained."""
         self._raise_if_over()
-        self._paused = True
-        for source in self._graph.sources:
-            self._operators[source].credits.set_paused(True)
+        self._set_paused(True)
         return self._wait(self._is_drained, parse_duration_ms(timeout, option="timeout") / 1000)
 
     def resume(self) -> None:
         """Let the sources go on."""
-        for source in self._graph.sources:
-            self._operators[source].credits.set_paused(False)
-        self._paused = False
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        with self._pause_lock:
+            self._paused = paused
+            for source in self._graph.sources:
+                self.settle_pause(self._operators[source])
+
+    def settle_pause(self, service: OperatorService) -> None:
+        """A source gets the credit that the flow's state gives it, be it one that has just come back."""
+        with self._pause_lock:
+            if service.operator in self._graph.sources:
+                service.credits.set_paused(self._paused)
 
     def process_all_available(self) -> None:
         """Wait until everything the sources have now is processed by every operator and published by every sink."""
@@ -300,6 +316,9 @@ class RunningFlow:
     # ------------------------------------------------------------------ inside
 
     def _is_drained(self) -> bool:
+        # While a region goes back, upstream does not know yet that it will be read again.
+        if self._regions.is_busy():
+            return False
         return all(s.credits.is_drained() and not s.credits.is_in_batch() for s in self._operators.values())
 
     def _wait(self, condition: Callable[[], bool], seconds: float | None) -> bool:
@@ -331,22 +350,21 @@ class RunningFlow:
             self._ended.set()
             log.info("flow_stopped", flow=self.name)
 
-    def _steps_down(self) -> list[Callable[[], object]]:
-        return [
-            self._regions.stop,
-            *(supervisor.begin_stop for supervisor in self._supervisors.values()),
-            self._engine.begin_stop,
-            *(service.credits.stop for service in self._operators.values()),
-            self._wait_for_batches,
-            *(supervisor.stop for supervisor in self._supervisors.values()),
-            self._coordinator.stop,
-            *(service.stop for service in self._operators.values()),
-            self._janitor.stop,
-            self._write_last_status,
-            self._engine.close,
-            self._metadata.close,
-            self._release_lock,
-        ]
+    def _steps_down(self) -> Iterator[Callable[[], object]]:
+        """One by one: only when no region goes back any more are the operators the last ones there will be."""
+        yield self._regions.stop
+        yield from [supervisor.begin_stop for supervisor in self._supervisors.values()]
+        yield self._engine.begin_stop
+        yield from [service.credits.stop for service in self._operators.values()]
+        yield self._wait_for_batches
+        yield from [supervisor.stop for supervisor in self._supervisors.values()]
+        yield self._coordinator.stop
+        yield from [service.stop for service in self._operators.values()]
+        yield self._janitor.stop
+        yield self._write_last_status
+        yield self._engine.close
+        yield self._metadata.close
+        yield self._release_lock
 
     def _wait_for_batches(self) -> None:
         """Batches under way are finished: their queries then wait at the boundary, where stopping loses nothing."""

@@ -100,6 +100,9 @@ class Snapshotter:
         for thread in self._threads:
             thread.join(timeout=30)
 
+    def has_ended(self) -> bool:
+        return not any(thread.is_alive() for thread in self._threads)
+
     # ------------------------------------------------------------------ snapshots
 
     def request(self, action: TakeSnapshot) -> None:

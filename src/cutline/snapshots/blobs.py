@@ -147,7 +147,9 @@ class BlobStore:
         except OSError:
             shutil.copyfile(blob, target)
 
-    def sweep(self, reached: Callable[[], Iterable[Collection[str]]]) -> int:
+    def sweep(
+        self, reached: Callable[[], Iterable[Collection[str]]], check_fence: Callable[[], None] = lambda: None
+    ) -> int:
         """Delete content that nothing reaches and nobody has claimed; returns how many files went.
 
         Whatever is claimed at any time during the sweep survives it: the manifest that takes over a claim may be stored
@@ -156,19 +158,20 @@ class BlobStore:
         with self._lock:
             self._let_go_later = []
         try:
-            return self._sweep(list(reached()))
+            return self._sweep(list(reached()), check_fence)
         finally:
             with self._lock:
                 digests, self._let_go_later = self._let_go_later, None
             self.unclaim(digests)
 
-    def _sweep(self, reached: list[Collection[str]]) -> int:
+    def _sweep(self, reached: list[Collection[str]], check_fence: Callable[[], None]) -> int:
         # Temporary ones are being written; what a dead process left is removed at the next start.
         stored = {path.name for path in self._layout.blobs.glob("*/*") if not durable.is_temporary(path.name)}
         with self._lock:
             doomed = unreachable(stored, reached, self._claims)
         gone = set()
         for digest in doomed:
+            check_fence()
             with self._lock:
                 if digest not in self._claims:  # one at a time: somebody may have stored the same content meanwhile
                     self._synced.discard(digest)

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from cutline import durable, records
@@ -230,6 +230,8 @@ class LocalSnapshotStore:
     # ------------------------------------------------------------------ generations
 
     def create_generation(self, record: GenerationRecord) -> bool:
+        if any(other.generation > record.generation for other in self.generations()):
+            return False
         return durable.create(self._layout.generation(record.generation), records.encode("generation", record))
 
     def generations(self) -> list[GenerationRecord]:
@@ -238,10 +240,11 @@ class LocalSnapshotStore:
 
     # ------------------------------------------------------------------ letting go
 
-    def collect(self, drop: Collection[Epoch]) -> Sequence[Epoch]:
+    def collect(self, drop: Collection[Epoch], check_fence: Callable[[], None] = lambda: None) -> Sequence[Epoch]:
         """Manifest first: killed half-way, an epoch is either whole or not there, and the next run finds the rest."""
         gone = []
         for old in sorted(set(drop).intersection(self.epochs())):
+            check_fence()
             self._remove_manifest(old)
             crashpoint("mid-collect")
             gone.append(old)
@@ -251,7 +254,8 @@ class LocalSnapshotStore:
                 # Above the newest complete one are pending epochs, whose records are being written.
                 if epoch not in complete and epoch < max(complete, default=0):
                     self._remove_records(epoch)
-        self._blobs.sweep(self._reached)
+        check_fence()
+        self._blobs.sweep(self._reached, check_fence)
         return gone
 
     def _remove_manifest(self, epoch: Epoch) -> None:

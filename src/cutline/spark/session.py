@@ -28,6 +28,8 @@ _SESSION_DEFAULTS = {
 _QUERY_DEFAULTS = {
     "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+    # Spark would wait for ever for a query that does not stop.
+    "spark.sql.streaming.stopTimeout": "60s",
     # Says nothing that a failed query does not say itself.
     "spark.sql.adaptive.enabled": "false",
 }

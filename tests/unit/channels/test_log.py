@@ -563,3 +563,14 @@ def test_every_error_says_which_channel(tmp_path: Path) -> None:
     with pytest.raises(CutlineError) as caught:
         open_log(tmp_path, operator="totals")
     assert caught.value.where["channel"] == "totals"
+
+
+def test_sweeping_a_log_that_was_opened_in_part_leaves_what_was_not_read(tmp_path: Path) -> None:
+    """Older epochs may need it; that it could not be read once does not make it nobody's."""
+    log = open_log(tmp_path)
+    for _ in range(4):
+        append_batch(log)
+    files = sorted(path for path in log.folder.rglob("*") if path.is_file())
+    part = ChannelLog.open(log.operator, log.folder, log.lineage, Position(2))
+    assert part.sweep() == 0
+    assert sorted(path for path in log.folder.rglob("*") if path.is_file()) == files

@@ -250,3 +250,16 @@ def test_threads_may_share_a_store(store: SqliteMetadata) -> None:
     for thread in threads:
         thread.join()
     assert len(store.pending()) == 60
+
+
+def test_a_region_takes_a_generation_only_while_its_process_runs_the_flow(tmp_path: Path) -> None:
+    with closing(SqliteMetadata(tmp_path / "m")) as old, closing(SqliteMetadata(tmp_path / "m")) as new:
+        first = old.next_generation(Generation(1))
+        assert old.advance_generation() == first + 1
+        old.check_fence()
+        assert new.next_generation(Generation(1)) == first + 2
+        with pytest.raises(FencedError, match="has taken over"):
+            old.advance_generation()
+        with pytest.raises(FencedError, match="has taken over"):
+            old.check_fence()
+        new.check_fence()

@@ -192,3 +192,17 @@ def test_an_entry_that_is_heard_of_twice_counts_once() -> None:
     for _ in range(3):
         account.appended(Position(0), 1, 1)
     assert account.has_room()
+
+
+def test_only_those_who_went_back_read_again() -> None:
+    account = CreditAccount([OperatorId("back"), OperatorId("on")], entries=2, size_bytes=100)
+    entries = [(Position(seq), 1, 1) for seq in range(3)]
+    for entry in entries:
+        account.appended(*entry)
+    for name in ("back", "on"):
+        account.consumed(OperatorId(name), Position(3))
+    account.went_back({OperatorId("back"): Position(1)}, entries)
+    assert not account.has_room()
+    assert account.backlog_rows() == {"back": 2, "on": 0}
+    account.consumed(OperatorId("back"), Position(3))
+    assert account.is_drained()

@@ -270,3 +270,21 @@ def test_whatever_happens_a_sink_is_told_epochs_in_order_and_publishes_each_batc
         assert sinks.is_idle() or sinks.deadlines_ms(), "nobody would ever tell it again"
     batches = [batch for epoch in sorted(visible) for batch in visible[epoch]]
     assert batches == list(range(len(batches)))
+
+
+def test_an_epoch_publishes_nothing_that_one_before_it_has_published_whatever_its_manifest_says() -> None:
+    """An earlier coordinator may have stored it without knowing of the one in between."""
+    operator, sink = OperatorId("o"), SinkId("s")
+    one, two, three = (
+        CompleteEpoch(
+            epoch=Epoch(number),
+            generation=Generation(1),
+            previous_epoch=Epoch(min(number - 1, 1)),
+            batches={operator: BatchId(10 * number)},
+            after_batches={operator: BatchId(after)},
+        )
+        for number, after in ((1, -1), (2, 10), (3, 10))
+    )
+    publisher = Publisher(FlowName("f"), {sink: operator}, {sink: Epoch(2)}, retry_ms=1, retry_limit_ms=1, silence_ms=1)
+    (commit,) = publisher.due([one, two, three], 0)
+    assert (commit.permit.after_batch, commit.permit.through_batch) == (20, 30)

@@ -165,15 +165,6 @@ def test_a_stop_ends_the_wait_before_the_batch(log: ChannelLog) -> None:
     assert waiting.ends_after(credit.stop) == "stopped"
 
 
-def test_a_stopped_producer_runs_no_batch_even_with_room(log: ChannelLog) -> None:
-    credit = credits_of(log, LEFT)
-    credit.stop()
-    with pytest.raises(StopAtBoundary):
-        credit.begin_batch()
-    credit.reopen()
-    credit.begin_batch()
-
-
 def test_a_stop_ends_a_pause(log: ChannelLog) -> None:
     credit = credits_of(log, LEFT)
     credit.set_paused(True)

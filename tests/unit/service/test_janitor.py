@@ -91,7 +91,7 @@ def test_every_kept_epoch_can_still_be_restored(flow: StoredFlow, epoch: int) ->
     janitor(flow).collect(keep_from(epoch))
     for newer in range(epoch + 1, 4):
         flow.layout.manifest(Epoch(newer)).unlink()
-    shutil.rmtree(flow.spark_dir(TOTALS))
+    shutil.rmtree(flow.spark_dir(ORDERS))
     recovered = flow.start()
     assert (recovered.path, recovered.restored_epoch) == ("local", epoch)
 

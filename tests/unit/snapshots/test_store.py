@@ -688,8 +688,9 @@ def test_a_generation_is_created_once_and_the_first_stays(store: LocalSnapshotSt
 
 def test_generations_come_in_ascending_order(store: LocalSnapshotStore, layout: Layout) -> None:
     record: GenerationRecord = stored_records.EXAMPLES["generation"]
-    for number in (10, 2, 9):
-        store.create_generation(replace(record, generation=Generation(number)))
+    for number in (2, 9, 10):
+        assert store.create_generation(replace(record, generation=Generation(number)))
+    assert not store.create_generation(replace(record, generation=Generation(5))), "a newer one has taken over"
     (layout.generations / ".tmp-000011.json-beef").write_bytes(b"{")
     assert [one.generation for one in store.generations()] == [2, 9, 10]
 

@@ -230,6 +230,7 @@ class CoordinatorProcess:
             self._say(operator, EpochClosed(epoch=action.epoch, completed=action.completed))
 
     def _store_manifest(self, action: StoreManifest) -> CoordinatorEvent:
+        before = next((item for item in self.core.complete if item.epoch == action.previous_epoch), None)
         manifest = ManifestModel(
             epoch=action.epoch,
             generation=self.generation,
@@ -237,6 +238,7 @@ class CoordinatorProcess:
             is_inherited=action.is_inherited,
             completed_ms=self.now(),
             batches={name: ack.cut.batch for name, ack in action.acks.items()},
+            after_batches=dict(before.batches) if before else {},
             records={name: ack.generation for name, ack in action.acks.items()},
             lineage=dict(self._lineage),
             barriers={name: ack.cut.barrier for name, ack in action.acks.items()},

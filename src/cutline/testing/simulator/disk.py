@@ -148,6 +148,8 @@ class ManifestModel:
     previous_epoch: Epoch = NO_EPOCH
     completed_ms: int = 0
     batches: Mapping[OperatorId, BatchId] = field(default_factory=dict)
+    #: Per operator: what was staged up to here an epoch before has published.
+    after_batches: Mapping[OperatorId, BatchId] = field(default_factory=dict)
     #: Per operator: the generation whose record counts.
     records: Mapping[OperatorId, Generation] = field(default_factory=dict)
     lineage: Mapping[OperatorId, Lineage] = field(default_factory=dict)

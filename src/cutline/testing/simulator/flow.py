@@ -208,6 +208,7 @@ class SimulatedFlow:
                     generation=one.generation,
                     previous_epoch=one.previous_epoch,
                     batches=one.batches,
+                    after_batches=one.after_batches,
                     completed_ms=min(one.completed_ms, now_ms),
                 )
                 for one in live

@@ -239,9 +239,12 @@ class ChannelLog:
         with self._lock:
             # One entry always stays, so that the log knows its own end and the last batch.
             limit = min(below, self._entries[-1].seq) if self._entries else START
-            gone = [entry for entry in self._entries if entry.seq < limit]
-            self._entries = self._entries[len(gone) :]
-            self._sums = self._sums[len(gone) :]
+            count = self._index(limit) if self._entries else 0
+            if not count:
+                return []
+            gone = self._entries[:count]
+            self._entries = self._entries[count:]
+            self._sums = self._sums[count:]
         for entry in gone:
             codec.entry_path(self.folder, self.lineage.owner(entry.seq), entry.seq).unlink(missing_ok=True)
             crashpoint("mid-truncate", self.operator)

@@ -50,6 +50,9 @@ from cutline.service.snapshotter import Snapshotter
 
 log = get_logger(__name__)
 
+#: An agent gives an epoch up by itself only when its coordinator, which says better why, has had the time to.
+_LONGER_THAN_COORDINATOR_MS = 2_000
+
 
 class OperatorService:
     """Runs the protocol for one operator. ``handle_batch`` is what the engine calls."""
@@ -145,7 +148,7 @@ class OperatorService:
             positions=self.channel.last_positions,
             found_cuts=cuts,
             own_limit_ms=own.alignment_limit_ms(options) if own.sets_alignment() else AS_FLOW,
-            patience_ms=options.checkpoint_timeout_ms,
+            patience_ms=options.checkpoint_timeout_ms + _LONGER_THAN_COORDINATOR_MS,
         )
 
     # ------------------------------------------------------------------ life

@@ -15,7 +15,7 @@ import msgspec
 from cutline.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "CUTLINE_"
-Mode = Literal["auto", "aligned", "unaligned"]
+Mode = Literal["auto", "aligned", "unaligned", "per-operator"]
 StateBackend = Literal["rocksdb-changelog", "rocksdb", "heap"]
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -49,6 +49,8 @@ class OperatorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: Mode | None = None
     alignment_timeout_ms: int | None = None
+    #: Per-operator mode only: the time between this operator's checkpoints.
+    checkpoint_interval_ms: int | None = None
     #: An operator that has not acknowledged an epoch after this long fails it.
     checkpoint_timeout_ms: int | None = None
 
@@ -67,7 +69,7 @@ class OperatorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Modes whose limit is fixed; "auto" waits for the alignment timeout.
-_LIMITS_MS: dict[Mode, int | None] = {"aligned": None, "unaligned": 0}
+_LIMITS_MS: dict[Mode, int | None] = {"aligned": None, "unaligned": 0, "per-operator": 0}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     #: Most epochs pending at once.
     max_concurrent_checkpoints: int = 1
     #: auto: aligned for alignment_timeout, then unaligned. aligned: no limit. unaligned: never waits.
+    #: per-operator: every operator is checkpointed by itself, at its own interval.
     mode: Mode = "auto"
     alignment_timeout_ms: int = 50
     #: Complete checkpoints to keep.
@@ -119,6 +122,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def alignment_limit_ms(self) -> int | None:
         """How long an operator may wait for alignment: None means without limit."""
         return _LIMITS_MS.get(self.mode, self.alignment_timeout_ms)
+
+    @property
+    def is_per_operator(self) -> bool:
+        return self.mode == "per-operator"
 
 
 _DURATIONS = {
@@ -156,7 +163,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {"mode": get_args(Mode), "state_backend":
 #: The names a user writes, in every place where options can be set.
 OPTION_NAMES: tuple[str, ...] = ("storage", *_DURATIONS, *_SIZES, *_COUNTS, *_CHOICES, "operators")
 #: Those of them that an operator may have for itself.
-OPERATOR_OPTION_NAMES: tuple[str, ...] = ("mode", "alignment_timeout", "checkpoint_timeout")
+OPERATOR_OPTION_NAMES: tuple[str, ...] = ("mode", "alignment_timeout", "checkpoint_timeout", "checkpoint_interval")
 
 
 def _field(name: str, value: Any) -> tuple[str, Any]:
@@ -209,6 +216,10 @@ def operator_options(settings: Mapping[str, Any], *, where: str) -> OperatorOpti
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error.what}", next_step=error.next_step) from error
             fields[field] = parsed
+    if fields.get("mode") == "per-operator":
+        raise ConfigError(
+            f"{where}: an operator cannot be in per-operator mode by itself", next_step="set mode for the whole flow"
+        )
     return OperatorOptions(**fields)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +17,19 @@ from cutline.ids import Epoch, OperatorId, SinkId
 from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import Engine, OperatorPlan
-from cutline.protocol.coordinator import Coordinator, Settings, Topology
+from cutline.protocol.coordinator import Coordinator, EpochNumbers, Settings, Topology
+from cutline.protocol.per_operator import FlowCoordinator, PerOperatorCoordinator
 from cutline.protocol.retention import RetentionPolicy
 from cutline.protocol.trigger import TriggerPolicy, TriggerSettings
 from cutline.service.clock import now_ms
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.janitor import Janitor
 from cutline.service.lock import FlowLock
-from cutline.service.manifests import complete_epoch
+from cutline.service.manifests import batch_in, complete_epoch
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 from cutline.service.post import Letter, Wire
-from cutline.service.recovery import Recovered, Recovery, batch_in, sweep_spark_dirs
+from cutline.service.recovery import Recovered, Recovery, sweep_spark_dirs
 from cutline.service.region import OperatorStart, Parts, RegionRecovery
 from cutline.service.running import RunningFlow
 from cutline.service.settling import highest_epoch, open_sinks, settle_pending, settle_sinks
@@ -60,7 +61,7 @@ def start_flow(
     begun = time.monotonic()
     graph = flow.graph()
     options = load_options(settings, config_file=config_file)
-    check_operator_names(graph, options)
+    check_operator_options(graph, options)
     layout = Layout(Path(options.storage).resolve(), flow.name)
     durable.make_dir(layout.root)
     lock = FlowLock(layout.lock, flow.name)
@@ -98,7 +99,13 @@ def run_on(
     metadata = SqliteMetadata(layout.metadata)
     snapshots = LocalSnapshotStore(layout)
     recovery = Recovery(
-        graph=graph, plans=plans, layout=layout, snapshots=snapshots, metadata=metadata, sinks=flow.sinks
+        graph=graph,
+        plans=plans,
+        layout=layout,
+        snapshots=snapshots,
+        metadata=metadata,
+        sinks=flow.sinks,
+        is_per_operator=options.is_per_operator,
     )
     recovery.check_definition()
     open_sinks(graph, flow.sinks, plans)
@@ -110,7 +117,12 @@ def run_on(
     last_epoch = highest_epoch(metadata, recovered, [*snapshots.epochs(), *seen_by_sinks])
     pending = settle_pending(recovered, metadata, snapshots)
     pins = metadata.pins()
-    janitor = Janitor(snapshots=snapshots, channels=recovered.channels, check_fence=metadata.check_fence)
+    janitor = Janitor(
+        snapshots=snapshots,
+        channels=recovered.channels,
+        touched_by={name: {name, *graph.consumers(name)} for name in graph.names},
+        check_fence=metadata.check_fence,
+    )
     metrics = Metrics(graph.flow)
     settings_of_trigger = trigger_settings(options)
     coordinators: list[CoordinatorService] = []
@@ -159,7 +171,9 @@ def run_on(
                 channel=recovered.channels[name],
                 spark_dir=recovered.spark_dirs[name],
                 last_epoch=last_epoch,
-                open_epochs=frozenset(one.epoch for one in pending if one.is_resumable),
+                open_epochs=frozenset(
+                    one.epoch for one in pending if one.is_resumable and one.terms.alone in (None, name)
+                ),
                 completed_batch=batch_in(recovered.manifests, name),
             )
         )
@@ -227,6 +241,7 @@ def run_on(
         ),
         on_fatal=on_fatal,
         metrics=metrics,
+        is_per_operator=options.is_per_operator,
     )
     run = RunningFlow(
         graph=graph,
@@ -261,8 +276,8 @@ def _identify(layout: Layout, graph: FlowGraph) -> None:
     records.load("flow", layout.identity, dict)
 
 
-def check_operator_names(graph: FlowGraph, options: Options) -> None:
-    """A misspelt name would leave the operator without what was meant for it."""
+def check_operator_options(graph: FlowGraph, options: Options) -> None:
+    """What is set for operators is meant for ones that are there, and means something in the flow's mode."""
     unknown = sorted(set(options.operators) - set(graph.names))
     if unknown:
         raise ConfigError(
@@ -270,6 +285,22 @@ def check_operator_names(graph: FlowGraph, options: Options) -> None:
             next_step=f"its operators are: {', '.join(graph.names)}",
             flow=graph.flow,
         )
+    for name in graph.names:
+        own = own_options(graph, options, name)
+        if options.is_per_operator and own.sets_alignment():
+            raise ConfigError(
+                "mode and alignment_timeout of an operator mean nothing in per-operator mode",
+                next_step="leave them out",
+                flow=graph.flow,
+                operator=name,
+            )
+        if own.checkpoint_interval_ms is not None and not options.is_per_operator:
+            raise ConfigError(
+                "checkpoint_interval of an operator is for per-operator mode: otherwise all cut together",
+                next_step='set mode = "per-operator" for the flow, or checkpoint_interval for the flow',
+                flow=graph.flow,
+                operator=name,
+            )
 
 
 def own_options(graph: FlowGraph, options: Options, operator: OperatorId) -> OperatorOptions:
@@ -277,9 +308,9 @@ def own_options(graph: FlowGraph, options: Options, operator: OperatorId) -> Ope
     return options.operators.get(operator, OperatorOptions()).over(graph.node(operator).options)
 
 
-def trigger_settings(options: Options) -> TriggerSettings:
+def trigger_settings(options: Options, own_interval_ms: int | None = None) -> TriggerSettings:
     return TriggerSettings(
-        interval_ms=options.checkpoint_interval_ms,
+        interval_ms=options.checkpoint_interval_ms if own_interval_ms is None else own_interval_ms,
         min_pause_ms=options.min_pause_ms,
         max_concurrent=options.max_concurrent_checkpoints,
         every_batches=options.checkpoint_every_batches,
@@ -307,13 +338,48 @@ def _coordinator_core(
     last_epoch: Epoch,
     published: Mapping[SinkId, Epoch],
     pins: frozenset[Epoch],
+) -> FlowCoordinator:
+    numbers = EpochNumbers(last_epoch)
+
+    def core(operators: Iterable[OperatorId], alone: OperatorId | None) -> Coordinator:
+        return _core_of(
+            operators=tuple(operators),
+            alone=alone,
+            graph=graph,
+            plans=plans,
+            options=options,
+            recovered=recovered,
+            numbers=numbers,
+            published=published,
+            pins=pins,
+        )
+
+    if not options.is_per_operator:
+        return core(graph.names, None)
+    return PerOperatorCoordinator({name: core([name], name) for name in graph.names}, numbers)
+
+
+def _core_of(
+    *,
+    operators: tuple[OperatorId, ...],
+    alone: OperatorId | None,
+    graph: FlowGraph,
+    plans: Mapping[OperatorId, OperatorPlan],
+    options: Options,
+    recovered: Recovered,
+    numbers: EpochNumbers,
+    published: Mapping[SinkId, Epoch],
+    pins: frozenset[Epoch],
 ) -> Coordinator:
+    manifests = [manifest for manifest in recovered.manifests if set(operators) <= set(manifest.operators)]
+    own_interval_ms = own_options(graph, options, alone).checkpoint_interval_ms if alone is not None else None
     return Coordinator(
         topology=Topology(
             flow=graph.flow,
-            subtasks={name: plans[name].subtasks for name in graph.names},
-            sources=graph.sources,
-            sinks={name: graph.sinks_of(name) for name in graph.names},
+            subtasks={name: plans[name].subtasks for name in operators},
+            sources=graph.sources if alone is None else frozenset(operators),
+            sinks={name: graph.sinks_of(name) for name in operators},
+            alone=alone,
         ),
         generation=recovered.generation,
         settings=Settings(
@@ -321,11 +387,11 @@ def _coordinator_core(
             operator_timeouts_ms=_operator_timeouts_ms(graph, options),
             alignment_limit_ms=options.alignment_limit_ms(),
             retention=RetentionPolicy(count=options.retain_checkpoints, age_ms=options.retain_age_ms),
-            trigger=TriggerPolicy(trigger_settings(options), first_ms=now_ms()),
+            trigger=TriggerPolicy(trigger_settings(options, own_interval_ms), first_ms=now_ms()),
             tolerable_failures=options.tolerable_failures,
         ),
-        last_epoch=last_epoch,
-        complete=[complete_epoch(manifest) for manifest in recovered.manifests],
-        published=published,
-        pins=pins,
+        numbers=numbers,
+        complete=[complete_epoch(manifest) for manifest in manifests],
+        published={sink: published[sink] for name in operators for sink in graph.sinks_of(name)},
+        pins=pins & {manifest.epoch for manifest in manifests} if alone is not None else pins,
     )

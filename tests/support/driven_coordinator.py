@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from cutline.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
 from cutline.protocol.commit import CommitPermit
-from cutline.protocol.coordinator import Coordinator, Settings, StoredPending, Topology
+from cutline.protocol.coordinator import Coordinator, EpochNumbers, Settings, StoredPending, Topology
 from cutline.protocol.messages import (
     AbortStored,
     AnnounceClosed,
@@ -159,7 +159,7 @@ class DrivenCoordinator:
                 sink_silence_ms=sink_silence_ms,
             ),
             generations={OperatorId(name): Generation(number) for name, number in (generations or {}).items()},
-            last_epoch=Epoch(last_epoch),
+            numbers=EpochNumbers(Epoch(last_epoch)),
             complete=complete,
             published={SinkId(name): Epoch(epoch) for name, epoch in (published or {}).items()},
             pins=[Epoch(epoch) for epoch in pins],

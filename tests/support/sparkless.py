@@ -29,6 +29,7 @@ from cutline.layout import Layout
 from cutline.ports import OperatorPlan, Segment, StagedBatch, StagedTask, StageJob
 from cutline.protocol.commit import CommitPermit
 from cutline.protocol.messages import CheckpointOptions
+from cutline.service.credits import StopAtBoundary
 from tests.support.engine import MemoryEngine
 from tests.support.memory_sink import MemorySink
 from tests.support.spark_dirs import SparkDir
@@ -142,7 +143,7 @@ class SparklessFlow:
         flow.sink("totals", self.sink, name="table")
         self.graph = flow.graph()
         self.engine = HandDrivenEngine(self.graph)
-        wiring.check_operator_names(self.graph, self.options)
+        wiring.check_operator_options(self.graph, self.options)
         self.run = wiring.run_on(
             self.engine,
             flow,
@@ -189,7 +190,14 @@ class SparklessFlow:
                 return False
             spark.plan(batch, positions)
         rows, state = self._compute(operator, spark, batch, positions)
-        self.operators[operator].handle_batch(_Batch(batch, positions, rows, self.watermark_ms))
+        try:
+            self.operators[operator].handle_batch(_Batch(batch, positions, rows, self.watermark_ms))
+        except StopAtBoundary:
+            if not self.operators[operator].is_plan_wrong():
+                raise
+            # As the supervisor does it: the query is started again, and finds the plan that the log remembers.
+            self.operators[operator].prepare_query()
+            return self.step(operator, commit=commit)
         if commit:
             spark.commit(batch, state=state)
         return True
@@ -197,7 +205,8 @@ class SparklessFlow:
     def _plan(self, operator: OperatorId) -> dict[str, int] | None:
         if operator == NUMBERS:
             return {}
-        at = self.operators[operator].channel.last_positions.get(NUMBERS, Position(0))
+        before = SparkDir(self.spark_dir(operator), subtasks=1)
+        at = (before.planned(before.committed) or {}).get(NUMBERS, 0)
         admit = self.engine.gates[operator, NUMBERS]
         return {NUMBERS: admit} if admit > at else None
 
@@ -229,6 +238,8 @@ class SparklessFlow:
     # ------------------------------------------------------------------ checkpoints
 
     def request(self, *, aligned: bool = False) -> Future[Epoch]:
+        if self.options.is_per_operator:
+            return self.coordinator.request_checkpoint(None)
         return self.coordinator.request_checkpoint(CheckpointOptions(alignment_limit_ms=None if aligned else 0))
 
     def checkpoint(self, *, aligned: bool = False) -> Epoch:

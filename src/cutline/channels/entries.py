@@ -28,6 +28,8 @@ class DataEntry(msgspec.Struct, frozen=True, kw_only=True, tag="data"):
     staged: dict[SinkId, StagedBatch]
     #: Per input channel: everything below was read by this batch or one before it.
     positions: dict[OperatorId, Position]
+    #: Per-operator mode: how the engine had planned the batch, so that it can be run again exactly so.
+    plan: dict[str, bytes] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -48,11 +50,15 @@ class BarrierEntry(msgspec.Struct, frozen=True, kw_only=True, tag="barrier"):
     alignment_limit_ms: int | None
     is_binding: bool = False
     started_ms: int = 0
+    alone: OperatorId | None = None
 
     @property
     def terms(self) -> BarrierTerms:
         return BarrierTerms(
-            alignment_limit_ms=self.alignment_limit_ms, is_binding=self.is_binding, started_ms=self.started_ms
+            alignment_limit_ms=self.alignment_limit_ms,
+            is_binding=self.is_binding,
+            started_ms=self.started_ms,
+            alone=self.alone,
         )
 
 

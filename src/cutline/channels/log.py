@@ -17,7 +17,7 @@ from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry, DataEntry, Entry
 from cutline.crashpoints import crashpoint
 from cutline.errors import DamagedRecordError, FencedError, InvariantViolation
-from cutline.ids import NO_BATCH, START, BatchId, Epoch, OperatorId, Position
+from cutline.ids import NO_BATCH, START, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.protocol.lineage import Lineage
 
 
@@ -229,6 +229,14 @@ class ChannelLog:
             # Two threads may sync the same one; only after that it is gone from the list.
             with contextlib.suppress(ValueError):
                 self._unsynced.remove(path)
+
+    def fork(self, generation: Generation) -> None:
+        """Go on in another generation, at the end: whoever wrote in the one before is seen by nobody from now on."""
+        self.sync_barriers()
+        lineage = self.lineage.fork(generation, self.end)
+        durable.make_dir(codec.generation_dir(self.folder, generation))
+        with self._lock:
+            self.lineage = lineage
 
     def truncate(self, below: Position) -> Sequence[DataEntry]:
         """Delete entries below a position and their segments; returns the data entries that went.

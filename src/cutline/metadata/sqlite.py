@@ -16,17 +16,19 @@ from cutline.ids import Epoch, Generation, SinkId
 from cutline.ports import EpochOutcome, PendingRecord
 from cutline.protocol.messages import BarrierTerms
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS epochs (
     epoch INTEGER PRIMARY KEY, generation INTEGER NOT NULL, started_ms INTEGER NOT NULL,
     alignment_limit_ms INTEGER, is_binding INTEGER NOT NULL DEFAULT 0, ended_ms INTEGER,
-    outcome TEXT, reason TEXT, details BLOB);
+    outcome TEXT, reason TEXT, details BLOB, alone TEXT);
 CREATE TABLE IF NOT EXISTS pins (epoch INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS published (sink TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS recoveries (path TEXT PRIMARY KEY, count INTEGER NOT NULL);
 """
+#: What format 2 has that format 1 had not.
+_FROM_VERSION_1 = ("ALTER TABLE epochs ADD COLUMN alone TEXT",)
 
 
 class SqliteMetadata:
@@ -39,10 +41,13 @@ class SqliteMetadata:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _SCHEMA_VERSION):
+        if version > _SCHEMA_VERSION:
             raise UnknownFormatError(f"coordinator records have format {version}", path=path)
-        self._db.executescript(_SCHEMA)
-        self._db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        with self._transaction():  # two processes may open it at once
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            for statement in [*_SCHEMA.split(";"), *(_FROM_VERSION_1 if version == 1 else ())]:
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
 
     def _read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -108,14 +113,15 @@ class SqliteMetadata:
     def store_pending(self, record: PendingRecord) -> None:
         try:
             self._write_fenced(
-                "INSERT INTO epochs (epoch, generation, started_ms, alignment_limit_ms, is_binding) "
-                "VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO epochs (epoch, generation, started_ms, alignment_limit_ms, is_binding, alone) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
                 (
                     record.epoch,
                     record.generation,
                     record.terms.started_ms,
                     record.terms.alignment_limit_ms,
                     record.terms.is_binding,
+                    record.terms.alone,
                 ),
             )
         except sqlite3.IntegrityError as error:
@@ -123,16 +129,18 @@ class SqliteMetadata:
 
     def pending(self) -> list[PendingRecord]:
         rows = self._read(
-            "SELECT epoch, generation, started_ms, alignment_limit_ms, is_binding FROM epochs "
+            "SELECT epoch, generation, started_ms, alignment_limit_ms, is_binding, alone FROM epochs "
             "WHERE outcome IS NULL ORDER BY epoch"
         )
         return [
             PendingRecord(
                 epoch=Epoch(epoch),
                 generation=Generation(generation),
-                terms=BarrierTerms(alignment_limit_ms=limit_ms, is_binding=bool(is_binding), started_ms=started_ms),
+                terms=BarrierTerms(
+                    alignment_limit_ms=limit_ms, is_binding=bool(is_binding), started_ms=started_ms, alone=alone
+                ),
             )
-            for epoch, generation, started_ms, limit_ms, is_binding in rows
+            for epoch, generation, started_ms, limit_ms, is_binding, alone in rows
         ]
 
     def store_outcome(self, outcome: EpochOutcome) -> None:

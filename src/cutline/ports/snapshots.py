@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -171,7 +171,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: Generation
     started_ms: int
-    #: resume, regional, local or fresh.
+    #: resume, alone, regional, local or fresh.
     path: str
     #: The epoch the flow was restored to; None when nothing was restored.
     restored_epoch: Epoch | None
@@ -184,6 +184,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     inputs: dict[OperatorId, list[OperatorId]]
     #: Per operator: the Arrow schema of its rows, as base64 of the IPC message.
     schemas: dict[OperatorId, str]
+    #: Checkpoints are of single operators; no line is drawn across the flow.
+    is_per_operator: bool = False
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +215,27 @@ class SnapshotStore(Protocol):
 
         ``complete``: the operator's cut batch in the newest complete epoch.
         """
+        ...
+
+    # ---- running batches again that stand in the log
+    def last_committed(self, spark_checkpoint_dir: Path) -> BatchId:
+        """The last batch that the query has finished in this folder; NO_BATCH if none."""
+        ...
+
+    def plan_of(self, spark_checkpoint_dir: Path, batch: BatchId) -> dict[str, bytes]:
+        """What the query has planned for a batch, byte for byte. Raises DamagedRecordError if it has not."""
+        ...
+
+    def put_plan(self, spark_checkpoint_dir: Path, batch: BatchId, plan: Mapping[str, bytes]) -> None:
+        """See to it that a query that starts in this folder runs ``batch`` next, exactly as planned."""
+        ...
+
+    def commit_plan(self, spark_checkpoint_dir: Path, batch: BatchId) -> None:
+        """Take a planned batch of a query without state for done."""
+        ...
+
+    def begin_anew(self, spark_checkpoint_dir: Path) -> None:
+        """Make it an empty folder, in which a query begins with its first batch."""
         ...
 
     # ---- taking
@@ -272,10 +295,13 @@ class SnapshotStore(Protocol):
         ...
 
     # ---- letting go
-    def collect(self, drop: Collection[Epoch], check_fence: Callable[[], None] = lambda: None) -> Sequence[Epoch]:
+    def collect(
+        self, drop: Collection[Epoch], open_from: Epoch, check_fence: Callable[[], None] = lambda: None
+    ) -> Sequence[Epoch]:
         """Delete these checkpoints, and all content that no other complete or pending one needs; returns what went.
 
-        Named are those that go, not those that stay: another one may complete at any moment. ``check_fence`` raises
+        Named are those that go, not those that stay: another one may complete at any moment. From ``open_from`` on
+        epochs may be under way, and what they have stored so far is left alone. ``check_fence`` raises
         when another process has taken over: what that one has stored and not yet bound to an epoch must not go.
         """
         ...

@@ -144,7 +144,7 @@ class Agent:
         actions: list[AgentAction] = []
         match event:
             case BarrierRequested():
-                if self._gates:
+                if self._gates and event.terms.alone is None:
                     raise InvariantViolation(
                         "a barrier was requested of an operator with inputs", operator=self.operator
                     )
@@ -152,7 +152,8 @@ class Agent:
             case DataAppeared():
                 self._gate(event.channel).data_appeared(event.seq, has_rows=event.has_rows)
             case BarrierAppeared():
-                uncut = self._is_uncut(event.epoch)
+                # What another operator cuts for alone is nothing to wait for.
+                uncut = event.terms.alone is None and self._is_uncut(event.epoch)
                 if not self._gate(event.channel).barrier_appeared(event.seq, event.epoch, is_uncut=uncut):
                     actions.extend(self._miss(event.epoch, "an earlier life of the operator had given it up"))
                 elif uncut:
@@ -225,7 +226,9 @@ class Agent:
             return []
         if epoch < self._last_cut:
             return self._miss(epoch, f"epoch {self._last_cut} was cut before it")
-        if terms.is_binding or self._own_limit_ms == AS_FLOW:
+        if terms.alone is not None:
+            limit_ms: int | None = 0
+        elif terms.is_binding or self._own_limit_ms == AS_FLOW:
             limit_ms = terms.alignment_limit_ms
         else:
             limit_ms = self._own_limit_ms

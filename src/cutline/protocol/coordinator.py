@@ -59,6 +59,8 @@ class Topology:
     subtasks: Mapping[OperatorId, int]
     sources: frozenset[OperatorId]
     sinks: Mapping[OperatorId, tuple[SinkId, ...]]
+    #: Per-operator mode: the one operator that is coordinated here, whatever its inputs; it is the one source.
+    alone: OperatorId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +93,22 @@ class Settings:
     sink_silence_ms: int = 60_000
 
 
+class EpochNumbers:
+    """Gives out each number once."""
+
+    def __init__(self, last: Epoch = NO_EPOCH) -> None:
+        self.last = last
+
+    def take(self) -> Epoch:
+        self.last = Epoch(self.last + 1)
+        return self.last
+
+    def saw(self, epoch: Epoch) -> None:
+        self.last = max(self.last, epoch)
+
+
 class Coordinator:
-    """The checkpoint coordinator of one flow."""
+    """The checkpoint coordinator of one flow, or of one operator that is checkpointed alone."""
 
     def __init__(
         self,
@@ -101,14 +117,14 @@ class Coordinator:
         generation: Generation,
         settings: Settings,
         generations: Mapping[OperatorId, Generation] | None = None,
-        last_epoch: Epoch = NO_EPOCH,
+        numbers: EpochNumbers | None = None,
         complete: Iterable[CompleteEpoch] = (),
         published: Mapping[SinkId, Epoch] | None = None,
         pins: Iterable[Epoch] = (),
     ) -> None:
         """``complete``: the live complete epochs, ascending; ``published``: how far each sink is.
 
-        ``generations``: that of each operator, where it is not the coordinator's.
+        ``generations``: that of each operator, where it is not the coordinator's. ``numbers``: where epochs get theirs.
         """
         self._topology = topology
         self._generation = generation
@@ -119,7 +135,7 @@ class Coordinator:
         self._failures = 0
         self._is_healthy = True
         self._settings = settings
-        self._last_epoch = last_epoch
+        self._numbers = numbers or EpochNumbers()
         self._pending: dict[Epoch, PendingEpoch] = {}
         self._complete: list[CompleteEpoch] = list(complete)
         self._publisher = Publisher(
@@ -144,12 +160,16 @@ class Coordinator:
 
     @property
     def last_epoch(self) -> Epoch:
-        return self._last_epoch
+        return self._numbers.last
 
     @property
     def min_epoch(self) -> Epoch:
         """The oldest epoch that is kept; NO_EPOCH without one."""
         return self._complete[0].epoch if self._complete else NO_EPOCH
+
+    @property
+    def sinks(self) -> tuple[SinkId, ...]:
+        return tuple(sink for sinks in self._topology.sinks.values() for sink in sinks)
 
     @property
     def pins(self) -> frozenset[Epoch]:
@@ -189,7 +209,7 @@ class Coordinator:
             began_ms = min(stored.terms.started_ms, now_ms)
             # One that the flow went back behind is dead whoever completes it; of the others that must be decided here.
             epoch = self._new_pending(stored.epoch, stored.terms, began_ms, is_inherited=stored.is_resumable)
-            self._last_epoch = max(self._last_epoch, stored.epoch)
+            self._numbers.saw(stored.epoch)
             if stored.epoch < newest:
                 actions += self._abort(epoch, "a later epoch completed")
             elif not stored.is_resumable:
@@ -347,9 +367,10 @@ class Coordinator:
     def _begin(
         self, now_ms: int, limit_ms: int | None, *, is_binding: bool, request: str | None
     ) -> list[CoordinatorAction]:
-        self._last_epoch = Epoch(self._last_epoch + 1)
-        terms = BarrierTerms(alignment_limit_ms=limit_ms, is_binding=is_binding, started_ms=now_ms)
-        epoch = self._new_pending(self._last_epoch, terms, now_ms)
+        terms = BarrierTerms(
+            alignment_limit_ms=limit_ms, is_binding=is_binding, started_ms=now_ms, alone=self._topology.alone
+        )
+        epoch = self._new_pending(self._numbers.take(), terms, now_ms)
         if request is not None:
             epoch.requests.append(request)
         self._settings.trigger.started(now_ms)
@@ -379,7 +400,7 @@ class Coordinator:
         if event.generation != self._generations[event.operator]:
             return []
         actions: list[CoordinatorAction] = [
-            AnnounceClosed(epoch=epoch, completed=self._is_complete(epoch), operator=event.operator)
+            AnnounceClosed(epoch=epoch, completed=self._is_complete(epoch), operator=event.operator, is_reminder=True)
             for epoch in event.open_epochs
             if epoch not in self._pending
         ]
@@ -486,7 +507,7 @@ class Coordinator:
             )
         )
         self._awaiting_publication.update(dict.fromkeys(epoch.requests, event.epoch))
-        actions: list[CoordinatorAction] = [AnnounceClosed(epoch=event.epoch, completed=True)]
+        actions: list[CoordinatorAction] = [self._announcement(event.epoch, completed=True)]
         # What a later complete epoch covers is of no use any more.
         for earlier in [p for p in self._pending.values() if p.epoch < event.epoch and _expires(p)]:
             actions += self._subsume(earlier, epoch)
@@ -514,12 +535,15 @@ class Coordinator:
             for request in epoch.requests
         ]
         return [
-            AnnounceClosed(epoch=number, completed=False),
+            self._announcement(number, completed=False),
             *answers,
             *self._failed(epoch),
             *self._store_next_manifest(),
             *self._ended(now_ms),
         ]
+
+    def _announcement(self, epoch: Epoch, *, completed: bool) -> AnnounceClosed:
+        return AnnounceClosed(epoch=epoch, completed=completed, operator=self._topology.alone)
 
     def _failed(self, epoch: PendingEpoch) -> list[CoordinatorAction]:
         if epoch.is_excused or self._is_complete_from(epoch.epoch):
@@ -573,7 +597,9 @@ class Coordinator:
         if not drop:
             return []
         self._complete = [item for item in self._complete if item.epoch not in drop]
-        return [ReleaseEpochs(drop=drop, retained=tuple(item.epoch for item in self._complete))]
+        open_from = min(self._pending, default=Epoch(self._numbers.last + 1))
+        retained = tuple(item.epoch for item in self._complete)
+        return [ReleaseEpochs(drop=drop, retained=retained, open_from=open_from)]
 
 
 def _in_short(subtasks: list[Subtask]) -> str:

@@ -29,6 +29,8 @@ class BarrierTerms:
     is_binding: bool = False
     #: When the epoch began, by the coordinator's clock.
     started_ms: int = 0
+    #: Per-operator mode: the one operator that cuts. To everybody else the barrier says nothing.
+    alone: OperatorId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ class OperatorAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierRequested:
-    """The coordinator asks a source operator to begin an epoch."""
+    """The coordinator asks a source operator to begin an epoch, or any operator to cut alone."""
 
     epoch: Epoch
     terms: BarrierTerms
@@ -363,7 +365,7 @@ class StorePending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectBarrier:
-    """Ask a source operator to cut."""
+    """Ask an operator to cut: a source, or the one that cuts alone."""
 
     operator: OperatorId
     epoch: Epoch
@@ -413,6 +415,8 @@ class AnnounceClosed:
     completed: bool
     #: None: all of them.
     operator: OperatorId | None = None
+    #: Said before, and perhaps forgotten.
+    is_reminder: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,6 +435,8 @@ class ReleaseEpochs:
     drop: tuple[Epoch, ...]
     #: Those that stay, ascending.
     retained: tuple[Epoch, ...]
+    #: Epochs from here on may be under way: what they have stored so far is needed.
+    open_from: Epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,19 +42,39 @@ class RetentionPolicy:
         return min((expiry for expiry in ages if expiry > now_ms), default=None)
 
 
-def needed_from(barrier: Position, read_up_to: Iterable[Position]) -> Position:
-    """The lowest entry of a channel that a restore to an epoch would read: what is in flight, and the barrier."""
-    return min([barrier, *read_up_to])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochNeeds:
+    """What must stay for an epoch to be restorable."""
+
+    #: Whose snapshots it holds.
+    operators: Collection[OperatorId]
+    #: Per channel that they write or read: the lowest entry that a restore would need.
+    channels: Mapping[OperatorId, Position]
+
+    @classmethod
+    def of(cls, barriers: Mapping[OperatorId, Position], read: Iterable[Mapping[OperatorId, Position]]) -> EpochNeeds:
+        """``barriers`` of the operators' own logs, and how far each of them had ``read`` its inputs."""
+        channels = dict(barriers)
+        for positions in read:
+            for channel, position in positions.items():
+                channels[channel] = min(position, channels.get(channel, position))
+        return cls(operators=frozenset(barriers), channels=channels)
 
 
 def truncation_points(
-    retained: Iterable[Mapping[OperatorId, Position]], channels: Iterable[OperatorId]
+    retained: Iterable[EpochNeeds], touched_by: Mapping[OperatorId, Collection[OperatorId]]
 ) -> dict[OperatorId, Position]:
-    """Per channel: everything below may go, because no retained epoch needs it. ``retained``: needed_from, each."""
+    """Per channel: everything below may go, because no retained epoch needs it.
+
+    ``touched_by``: who writes and reads each channel. One of them without any snapshot would begin at the beginning.
+    """
     needs = list(retained)
-    if not needs:
-        return {}
-    return {channel: min(need[channel] for need in needs) for channel in channels if all(channel in n for n in needs)}
+    covered = {operator for need in needs for operator in need.operators}
+    return {
+        channel: min(need.channels[channel] for need in needs if channel in need.channels)
+        for channel, operators in touched_by.items()
+        if covered.issuperset(operators)
+    }
 
 
 def unreachable(stored: Iterable[str], reached: Iterable[Collection[str]], claimed: Collection[str]) -> set[str]:

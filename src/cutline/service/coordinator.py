@@ -14,7 +14,7 @@ from cutline.errors import CheckpointFailedError, FencedError, UnknownEpochError
 from cutline.ids import NO_EPOCH, Epoch, FlowName, Generation, OperatorId, SinkId
 from cutline.logs import get_logger
 from cutline.ports import EpochOutcome, Manifest, MetadataStore, PendingRecord, SnapshotStore, Tombstone
-from cutline.protocol.coordinator import Coordinator, StoredPending
+from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.messages import (
     AbortStored,
     AckRequested,
@@ -45,6 +45,7 @@ from cutline.protocol.messages import (
     StorePending,
     TimePassed,
 )
+from cutline.protocol.per_operator import FlowCoordinator
 from cutline.service.clock import now_ms
 from cutline.service.manifests import (
     abort_details,
@@ -68,7 +69,7 @@ class CoordinatorService:
         self,
         *,
         flow: FlowName,
-        core: Coordinator,
+        core: FlowCoordinator,
         metadata: MetadataStore,
         snapshots: SnapshotStore,
         operators: Mapping[OperatorId, OperatorService],
@@ -163,12 +164,12 @@ class CoordinatorService:
         with self._lock:
             self._perform_all(self._core.handle(RegionLost(operators=region, reason=reason), now_ms=now_ms()))
 
-    def newest_complete(self) -> Epoch | None:
-        """The newest complete epoch once nothing is pending any more; NO_EPOCH without one, None if something is."""
+    def newest_complete(self, operator: OperatorId) -> Epoch | None:
+        """The operator's newest complete epoch once it has none pending; NO_EPOCH without one, None if it has."""
         with self._lock:
-            if self._core.pending:
+            if any(operator in pending.awaiting for pending in self._core.pending.values()):
                 return None
-            return self._core.complete[-1].epoch if self._core.complete else NO_EPOCH
+            return max((item.epoch for item in self._core.complete if operator in item.batches), default=NO_EPOCH)
 
     def generation(self) -> Generation:
         with self._lock:
@@ -323,7 +324,7 @@ class CoordinatorService:
         names = self._post if action.operator is None else [action.operator]
         for name in names:
             self._post[name].send(EpochClosed(epoch=action.epoch, completed=action.completed))
-        if not action.completed and action.operator is None:
+        if not action.completed and not action.is_reminder:
             self._snapshots.discard(action.epoch)
 
     def _report(self, action: ReportHealth) -> None:

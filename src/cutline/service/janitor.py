@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from cutline.channels.log import ChannelLog
-from cutline.ids import Epoch, OperatorId, Position
+from cutline.ids import Epoch, OperatorId
 from cutline.logs import get_logger
 from cutline.ports import Manifest, SnapshotStore
 from cutline.protocol.messages import ReleaseEpochs
-from cutline.protocol.retention import needed_from, truncation_points
+from cutline.protocol.retention import EpochNeeds, truncation_points
 
 log = get_logger(__name__)
 
 
-def needs_of(manifest: Manifest) -> dict[OperatorId, Position]:
-    """Per channel: the lowest entry that a restore to this epoch would read."""
-    return {
-        name: needed_from(cut.barrier, (flight.first for flight in cut.in_flight.values()))
-        for name, cut in manifest.channels.items()
-    }
+def needs_of(manifest: Manifest) -> EpochNeeds:
+    """What a restore to this epoch would read."""
+    return EpochNeeds.of(
+        {name: cut.barrier for name, cut in manifest.operators.items()},
+        [cut.positions for cut in manifest.operators.values()],
+    )
 
 
 class Janitor:
@@ -32,9 +32,14 @@ class Janitor:
         *,
         snapshots: SnapshotStore,
         channels: Mapping[OperatorId, ChannelLog],
+        touched_by: Mapping[OperatorId, Collection[OperatorId]],
         check_fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """``check_fence`` raises when another process runs the flow: it is asked before anything is deleted."""
+        """``touched_by``: who writes and reads each channel.
+
+        ``check_fence`` raises when another process runs the flow: it is asked before anything is deleted.
+        """
+        self._touched_by = touched_by
         self._check_fence = check_fence
         #: Held while something is deleted; who reads logs anew, as a region that goes back, holds it too.
         self.at_rest = threading.Lock()
@@ -73,9 +78,9 @@ class Janitor:
         with self.at_rest:
             self._doomed.update(request.drop)
             needs = [needs_of(self._snapshots.load_manifest(epoch)) for epoch in request.retained]
-            gone = self._snapshots.collect(self._doomed, self._check_fence)
+            gone = self._snapshots.collect(self._doomed, request.open_from, self._check_fence)
             self._doomed.clear()
-            for name, below in truncation_points(needs, self._channels).items():
+            for name, below in truncation_points(needs, self._touched_by).items():
                 self._check_fence()
                 self._channels[name].truncate(below)
         if gone:

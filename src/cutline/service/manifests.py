@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cutline.channels.log import ChannelLog
-from cutline.ids import NO_BATCH, BatchId, FlowName, Generation, OperatorId, Position
+from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position
 from cutline.ports import ChannelCut, InFlight, Manifest, OperatorCut, Spans, SubtaskCut
 from cutline.protocol import recovery
 from cutline.protocol.checkpoint import PendingEpoch
@@ -29,7 +29,8 @@ def build_manifest(
     read: dict[OperatorId, dict[OperatorId, Position]] = {name: {} for name in action.acks}
     for consumer, ack in action.acks.items():
         for channel, position in ack.cut.positions.items():
-            read[channel][consumer] = position
+            if channel in read:  # no operator of a per-operator checkpoint has anything in flight
+                read[channel][consumer] = position
     return Manifest(
         flow=flow,
         epoch=action.epoch,
@@ -97,6 +98,23 @@ def read_past_barrier(manifest: Manifest) -> str | None:
             if flight.first > cut.barrier:
                 return f"{consumer} had read {name} up to {flight.first}, past the barrier at {cut.barrier}"
     return None
+
+
+def newest_of(manifests: Sequence[Manifest], operator: OperatorId) -> Manifest | None:
+    """The newest one that holds a snapshot of this operator, of manifests in ascending order."""
+    return next((manifest for manifest in reversed(manifests) if operator in manifest.operators), None)
+
+
+def batch_in(manifests: Sequence[Manifest], operator: OperatorId) -> BatchId:
+    """The operator's cut batch in its newest complete epoch."""
+    newest = newest_of(manifests, operator)
+    return newest.operators[operator].batch if newest else NO_BATCH
+
+
+def epoch_in(manifests: Sequence[Manifest], operator: OperatorId) -> Epoch:
+    """The operator's newest complete epoch."""
+    newest = newest_of(manifests, operator)
+    return newest.epoch if newest else NO_EPOCH
 
 
 def lineage_of(spans: Spans) -> Lineage:

@@ -19,7 +19,8 @@ from cutline.channels.entries import BarrierEntry, DataEntry, Entry
 from cutline.channels.log import ChannelLog
 from cutline.config import OperatorOptions, Options
 from cutline.crashpoints import crashpoint
-from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId
+from cutline.errors import DamagedRecordError, InvariantViolation
+from cutline.ids import START, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId
 from cutline.logs import get_logger
 from cutline.ports import Engine, OperatorPlan, Sink, SnapshotStore, StagedBatch, StagedTask, StageJob, StreamingBatch
 from cutline.protocol.agent import AS_FLOW, Agent, FoundCut
@@ -87,8 +88,10 @@ class OperatorService:
         self._flow = flow
         self._generation = generation
         self._plan = plan
-        self._inputs = inputs
+        self._inputs = dict(inputs)
         self._has_consumers = bool(consumers)
+        self._snapshots = snapshots
+        self._keeps_plans = options.is_per_operator
         self._sinks = sinks
         self._engine = engine
         self._report_fatal = on_fatal
@@ -126,8 +129,12 @@ class OperatorService:
         self._listeners: list[tuple[ChannelLog, Callable[[Entry], None]]] = []
         #: Another service takes its place: whatever its query still does concerns nobody.
         self._is_abandoned = False
+        #: Spark has planned a batch that stands in the log, and otherwise than it was planned then.
+        self._is_plan_wrong = False
         self.rows_total = 0
         self.batches_total = 0
+        #: Batches that stood in the log and were run all the same, to bring the state up to it.
+        self.repeated_total = 0
         self.last_batch_ms = 0.0
 
     def _recovered_agent(
@@ -262,8 +269,7 @@ class OperatorService:
         if self._is_abandoned:
             raise StopAtBoundary
         if batch.batch <= self.channel.last_batch:
-            # Its entry is in the log. The plan runs all the same, to its end: that is what rebuilds the state.
-            batch.run_to_end()
+            self._repeat(batch)
             return
         self.credits.begin_batch()
         started = time.perf_counter()
@@ -276,6 +282,40 @@ class OperatorService:
         finally:
             self.credits.end_batch()
         self.last_batch_ms = (time.perf_counter() - started) * 1000
+
+    def _repeat(self, batch: StreamingBatch) -> None:
+        """Its entry is in the log. The plan runs all the same, to its end: that is what rebuilds the state."""
+        if self._keeps_plans and self._logged_plan(batch.batch) != self._plan_of(batch.batch):
+            # Another input, or another time of day, would make another state, and the log already has the output.
+            self._is_plan_wrong = True
+            raise StopAtBoundary
+        batch.run_to_end()
+        self.repeated_total += 1
+
+    def prepare_query(self) -> None:
+        """To be asked before the query is started: what stands in the log is run again exactly as it was planned."""
+        self._is_plan_wrong = False
+        if not self._keeps_plans:
+            return
+        batch = BatchId(self._snapshots.last_committed(self.spark_checkpoint_dir) + 1)
+        if batch <= self.channel.last_batch and self._logged_plan(batch) != self._plan_of(batch):
+            self._snapshots.put_plan(self.spark_checkpoint_dir, batch, self._logged_plan(batch))
+
+    def is_plan_wrong(self) -> bool:
+        """Whether the query has ended only because it must be prepared for the next batch in the log."""
+        return self._is_plan_wrong
+
+    def _logged_plan(self, batch: BatchId) -> Mapping[str, bytes]:
+        entry = self.channel.find_batch(batch)
+        if entry is None or not entry.plan:
+            raise InvariantViolation(f"the log does not say how batch {batch} was planned", operator=self.operator)
+        return entry.plan
+
+    def _plan_of(self, batch: BatchId) -> Mapping[str, bytes]:
+        try:
+            return self._snapshots.plan_of(self.spark_checkpoint_dir, batch)
+        except DamagedRecordError:
+            return {}
 
     def _job(self, batch: BatchId) -> StageJob:
         return StageJob(
@@ -304,6 +344,7 @@ class OperatorService:
         if segments:
             durable.fsync_dir(codec.data_dir(self.channel.folder))  # executors have synced the files themselves
         event = BatchAppended(batch=batch, positions=positions)
+        plan = self._snapshots.plan_of(self.spark_checkpoint_dir, batch) if self._keeps_plans else {}
         with self._lock:
             if self._is_abandoned:
                 raise StopAtBoundary
@@ -319,6 +360,7 @@ class OperatorService:
                         segments=segments,
                         staged={name: value for name, value in staged.items() if value.pieces},
                         positions=positions,
+                        plan=plan,
                     )
                 )
                 crashpoint("after-append", self.operator)
@@ -340,6 +382,12 @@ class OperatorService:
             return
         for name, position in positions.items():
             self._inputs[name].consumed_by(self.operator, position)
+
+    def replace_input(self, producer: OperatorService) -> None:
+        """The operator that writes an input has come back alone: its log is the same, its service another."""
+        self._inputs[producer.operator] = producer
+        positions = self.channel.last_positions
+        producer.consumed_by(self.operator, positions.get(producer.operator, START))
 
     def consumed_by(self, consumer: OperatorId, position: Position) -> None:
         """A consumer has read this operator's channel up to a position."""
@@ -399,6 +447,7 @@ class OperatorService:
                 alignment_limit_ms=action.terms.alignment_limit_ms,
                 is_binding=action.terms.is_binding,
                 started_ms=action.terms.started_ms,
+                alone=action.terms.alone,
             )
         )
         crashpoint("after-barrier", self.operator)

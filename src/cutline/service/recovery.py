@@ -18,7 +18,7 @@ from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
 from cutline.errors import CutlineError, FencedError, FlowDefinitionError, RecoveryError
 from cutline.graph import FlowGraph
-from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
+from cutline.ids import NO_EPOCH, START, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
 from cutline.logs import get_logger
 from cutline.ports import (
@@ -32,7 +32,7 @@ from cutline.ports import (
 )
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import Incarnation, live_epochs, lost_behind, region_of
-from cutline.service.manifests import is_of_history, lineage_of
+from cutline.service.manifests import batch_in, epoch_in, is_of_history, lineage_of, newest_of
 from cutline.service.restoring import Restorer, generation_record
 
 log = get_logger(__name__)
@@ -45,7 +45,7 @@ class Recovered:
     """The flow as it will run."""
 
     generation: Generation
-    #: resume, regional, local or fresh.
+    #: resume, alone, regional, local or fresh.
     path: str
     restored_epoch: Epoch | None
     reason: str
@@ -73,8 +73,10 @@ class Recovery:
         snapshots: SnapshotStore,
         metadata: MetadataStore,
         sinks: Mapping[SinkId, Sink] | None = None,
+        is_per_operator: bool = False,
     ) -> None:
         """``sinks`` are open: how far they have published decides which ways back there are."""
+        self._is_per_operator = is_per_operator
         self._sinks = sinks or {}
         self._graph = graph
         self._plans = plans
@@ -109,6 +111,8 @@ class Recovery:
         current = self._generations[-1] if self._generations else None
         manifests = self._live_manifests(current)
         self._refuse_to_empty_sinks(manifests)
+        if self._is_per_operator:
+            return self._each_by_itself(generation, current, manifests, restore_to)
         if restore_to is not None:
             return self._as_asked(generation, manifests, restore_to)
         if current is None and not self._had_checkpoints():
@@ -140,7 +144,7 @@ class Recovery:
                 manifest = self._snapshots.load_manifest(epoch)
                 for node in self._graph.sinks:
                     # What a sink has yet to publish stands in the record; without it the epoch can never be published.
-                    if node.sink in self._sinks and epoch > (self._sinks[node.sink].published() or NO_EPOCH):
+                    if node.operator in manifest.operators and epoch > self._published_by(node.sink):
                         self._snapshots.load_record(manifest, node.operator)
                 manifests[epoch] = manifest
             except (CutlineError, OSError) as error:
@@ -155,13 +159,17 @@ class Recovery:
 
     def _without_gaps(self, manifests: list[Manifest]) -> list[Manifest]:
         """The epochs that every sink can publish one after the other, from what it has published on."""
-        recorded = self._metadata.published()
-        published = [
-            max(one.published() or NO_EPOCH, recorded.get(name, NO_EPOCH)) for name, one in self._sinks.items()
-        ]
-        live = [(manifest.epoch, manifest.previous_epoch) for manifest in manifests]
-        pins = self._metadata.pins()
-        lost = dict(lost_behind(live, unreadable=self._unreadable, published=published, pins=pins))
+        recorded, pins = self._metadata.published(), self._metadata.pins()
+        lost: dict[Epoch, Epoch] = {}
+        # The epochs of one operator follow one another, and only its own sinks publish them.
+        for group in [{name} for name in self._graph.names] if self._is_per_operator else [set(self._graph.names)]:
+            published = [
+                max(self._published_by(node.sink), recorded.get(node.sink, NO_EPOCH))
+                for node in self._graph.sinks
+                if node.operator in group and node.sink in self._sinks
+            ]
+            live = [(one.epoch, one.previous_epoch) for one in manifests if not group.isdisjoint(one.operators)]
+            lost.update(lost_behind(live, unreadable=self._unreadable, published=published, pins=pins))
         for epoch, before in lost.items():
             self._problem(f"epoch {epoch}: not published, and epoch {before} before it is lost")
         self._unreadable += lost
@@ -173,19 +181,27 @@ class Recovery:
 
     def _sinks_ahead(self, manifests: list[Manifest]) -> bool:
         """Whether a sink has published what the records no longer know: going on would leave a gap or a repetition."""
-        newest = manifests[-1].epoch if manifests else NO_EPOCH
-        ahead = {name: sink.published() or NO_EPOCH for name, sink in self._sinks.items()}
-        for name, epoch in ahead.items():
-            if epoch > newest:
-                self._problem(f"sink {name} has published epoch {epoch}, the newest readable checkpoint is {newest}")
-        return any(epoch > newest for epoch in ahead.values())
+        are_ahead = False
+        for node in self._graph.sinks:
+            published = self._published_by(node.sink)
+            newest = epoch_in(manifests, node.operator)
+            if published > newest:
+                self._problem(
+                    f"sink {node.sink} has published epoch {published}, the newest readable checkpoint is {newest}"
+                )
+                are_ahead = True
+        return are_ahead
+
+    def _published_by(self, sink: SinkId) -> Epoch:
+        return (self._sinks[sink].published() if sink in self._sinks else None) or NO_EPOCH
 
     def _refuse_to_empty_sinks(self, manifests: list[Manifest]) -> None:
         """A wiped or mistyped storage folder must never empty a table."""
-        for name, sink in self._sinks.items():
-            if not manifests and sink.published() is not None:
+        for node in self._graph.sinks:
+            published = self._published_by(node.sink)
+            if published and newest_of(manifests, node.operator) is None:
                 raise RecoveryError(
-                    f"sink {name} holds what this flow published up to epoch {sink.published()}, "
+                    f"sink {node.sink} holds what this flow published up to epoch {published}, "
                     "but the storage has no readable checkpoint of it",
                     next_step="check the storage option; to start over, empty the sink's target or name another",
                     flow=self._graph.flow,
@@ -209,6 +225,15 @@ class Recovery:
         return bool(known)
 
     def _check_same_flow(self, current: GenerationRecord) -> None:
+        if current.is_per_operator != self._is_per_operator:
+            was, will_be = (
+                ("per-operator", "coordinated") if current.is_per_operator else ("coordinated", "per-operator")
+            )
+            raise RecoveryError(
+                f"the flow was checkpointed in {was} mode, and cannot go on in {will_be} mode",
+                next_step="set mode as it was, or give the flow a new name",
+                flow=self._graph.flow,
+            )
         recorded, declared = set(current.spark_dirs), set(self._graph.names)
         if recorded != declared:
             added, dropped = sorted(declared - recorded), sorted(recorded - declared)
@@ -279,6 +304,62 @@ class Recovery:
             entries = [entry for entry in own.entries() if is_done or entry.batch < own.last_batch]
             positions.append(entries[-1].positions.get(name, START) if entries else START)
         return min(positions, default=None)
+
+    # ------------------------------------------------------------------ per-operator mode
+
+    def _each_by_itself(
+        self,
+        generation: Generation,
+        current: GenerationRecord | None,
+        manifests: list[Manifest],
+        restore_to: Epoch | None,
+    ) -> Recovered:
+        """Everything goes on where it was; an operator whose directory is damaged goes back alone, and catches up."""
+        if restore_to is not None:
+            raise RecoveryError(
+                "in per-operator mode no checkpoint is of the whole flow: there is none to go back to",
+                flow=self._graph.flow,
+            )
+        if current is None:
+            if self._had_checkpoints():
+                raise self._beyond_repair("all generation records are gone")
+            return self._fresh(generation, "first start of this flow")
+        self._refuse_unreadable(manifests)
+        channels = self._live_channels(current, manifests)
+        if channels is None or self._sinks_ahead(manifests):
+            raise self._beyond_repair("; ".join(self._problems))
+        if not self._damaged:
+            return self._resume(generation, current, channels, manifests)
+        damage = "; ".join(self._problems)
+        for operator in sorted(self._damaged):
+            folder = self._layout.spark_checkpoint_dir(operator, generation)
+            is_stateful = self._plans[operator].is_stateful
+            epoch = self._restorer.build_alone(operator, manifests, channels, folder, is_stateful=is_stateful)
+            log.warning("operator_goes_back_alone", flow=self._graph.flow, operator=operator, epoch=epoch)
+        crashpoint("restore-dirs-built")
+        return self._enter(
+            generation=generation,
+            path="alone",
+            epoch=None,
+            reason=damage,
+            channels=_gone_on(channels, generation),
+            spark_dirs={**current.spark_dirs, **dict.fromkeys(self._damaged, generation)},
+            manifests=manifests,
+        )
+
+    def _refuse_unreadable(self, manifests: list[Manifest]) -> None:
+        """Whose it is cannot be read either, so one that may be anybody's newest cannot be done without."""
+        oldest = min((epoch_in(manifests, name) for name in self._graph.names), default=NO_EPOCH)
+        lost = [epoch for epoch in self._unreadable if epoch > oldest]
+        if lost:
+            raise self._beyond_repair("; ".join(self._problems))
+
+    def _beyond_repair(self, why: str) -> RecoveryError:
+        return RecoveryError(
+            f"in per-operator mode the logs and the newest checkpoints must be whole: {why}",
+            next_step="restore the storage folder from a backup, or start over under a new flow name",
+            flow=self._graph.flow,
+        )
 
     # ------------------------------------------------------------------ the three ways
 
@@ -446,6 +527,7 @@ class Recovery:
             reason=reason,
             lineages={name: channel.lineage for name, channel in channels.items()},
             spark_dirs=spark_dirs,
+            is_per_operator=self._is_per_operator,
         )
         if not self._snapshots.create_generation(record):
             raise FencedError("this generation was taken by another process", generation=generation)
@@ -487,19 +569,14 @@ def sweep_spark_dirs(layout: Layout, spark_dirs: Mapping[OperatorId, Generation]
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def batch_in(manifests: list[Manifest], operator: OperatorId) -> BatchId:
-    """The operator's cut batch in the newest complete epoch."""
-    return manifests[-1].operators[operator].batch if manifests else NO_BATCH
-
-
 def _missing_ends(channels: Mapping[OperatorId, ChannelLog], manifests: list[Manifest]) -> list[str]:
     """Logs that others have seen more of: a log lost as a whole looks like one that was never written."""
-    newest = manifests[-1].channels if manifests else {}
-    problems = [
-        f"{name}: log ends at {channels[name].end}, but its barrier was at {cut.barrier}"
-        for name, cut in newest.items()
-        if name in channels and channels[name].end <= cut.barrier
-    ]
+    problems = []
+    for name, channel in channels.items():
+        newest = newest_of(manifests, name)
+        if newest is not None and channel.end <= newest.channels[name].barrier:
+            barrier = newest.channels[name].barrier
+            problems.append(f"{name}: log ends at {channel.end}, but its barrier was at {barrier}")
     for consumer, channel in channels.items():
         for name, position in channel.last_positions.items():
             if name in channels and position > channels[name].end:

@@ -19,9 +19,11 @@ from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
 from cutline.logs import get_logger
-from cutline.ports import Manifest, MetadataStore, OperatorPlan, Sink, SnapshotStore
+from cutline.ports import MetadataStore, OperatorPlan, Sink, SnapshotStore
+from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import region_of
 from cutline.service.coordinator import CoordinatorService
+from cutline.service.manifests import batch_in
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 from cutline.service.recovery import sweep_spark_dirs
@@ -89,7 +91,9 @@ class RegionRecovery:
         parts: Parts,
         on_fatal: Callable[[BaseException], None],
         metrics: Metrics,
+        is_per_operator: bool,
     ) -> None:
+        self._is_per_operator = is_per_operator
         self._graph = graph
         self._plans = plans
         self._layout = layout
@@ -150,9 +154,24 @@ class RegionRecovery:
 
     def _restore(self, service: OperatorService, error: FlowFailedError) -> None:
         begun, failed = time.monotonic(), service.operator
+        if self._is_per_operator:
+            self._restore_alone(service, error)
+            path = "alone"
+        else:
+            self._restore_region(service, error)
+            path = "regional"
+        self._metadata.count_recovery(path)
+        self._metrics.recovered(path, time.monotonic() - begun)
+        log.warning("region_restored", flow=self._graph.flow, operator=failed, path=path)
+
+    def _restore_region(self, service: OperatorService, error: FlowFailedError) -> None:
+        failed = service.operator
         region = region_of([failed], {name: self._graph.consumers(name) for name in self._graph.names})
         self._coordinator.lose_region(region, f"{failed} has failed for good")
-        manifest = self._newest_checkpoint()
+        epoch = self._newest_checkpoint(failed)
+        if epoch == NO_EPOCH:
+            raise RecoveryError("there is no checkpoint to go back to", flow=self._graph.flow)
+        manifest = self._snapshots.load_manifest(epoch)
         self._refuse_to_go_in_circles(service, manifest.epoch)
         self._stop(region)
         with self._parts.collection_at_rest:  # what is deleted while a log is read anew looks like damage
@@ -162,21 +181,42 @@ class RegionRecovery:
             crashpoint("restore-dirs-built", failed)
             if self._is_stopped.is_set():
                 raise RecoveryError("the flow was stopped meanwhile", flow=self._graph.flow)
-            self._enter(generation, manifest, channels, reason=str(error).partition("\n")[0])
+            lineages = {name: channel.lineage for name, channel in channels.items()}
+            self._enter(generation, "regional", manifest.epoch, lineages, error)
             crashpoint("restore-generation", failed)
             self._metadata.check_fence()
             for channel in channels.values():
                 abort_invisible(channel, self._sinks)
                 channel.sweep()
             self._parts.channels.update(channels)
-        self._start(region, generation, manifest, channels)
+        self._start(region, generation, {name: manifest.operators[name].batch for name in region})
         sweep_spark_dirs(self._layout, dict.fromkeys(region, generation))
-        seconds = time.monotonic() - begun
-        self._metadata.count_recovery("regional")
-        self._metrics.recovered("regional", seconds)
-        log.warning(
-            "region_restored", flow=self._graph.flow, region=sorted(region), epoch=manifest.epoch, generation=generation
-        )
+
+    def _restore_alone(self, service: OperatorService, error: FlowFailedError) -> None:
+        """Per-operator mode: only it goes back, and its log goes on as it is; nobody downstream notices."""
+        failed, flow = service.operator, self._graph.flow
+        self._coordinator.lose_region(frozenset({failed}), f"{failed} has failed for good")
+        newest = self._newest_checkpoint(failed)
+        self._refuse_to_go_in_circles(service, newest)
+        self._stop(frozenset({failed}))
+        channel = self._parts.channels[failed]
+        with self._parts.collection_at_rest:
+            generation = self._metadata.advance_generation()
+            folder = self._layout.spark_checkpoint_dir(failed, generation)
+            manifests = [self._snapshots.load_manifest(epoch) for epoch in self._snapshots.epochs()]
+            is_stateful = self._plans[failed].is_stateful
+            self._restorer.build_alone(failed, manifests, self._parts.channels, folder, is_stateful=is_stateful)
+            crashpoint("restore-dirs-built", failed)
+            if self._is_stopped.is_set():
+                raise RecoveryError("the flow was stopped meanwhile", flow=flow)
+            channel.sync_barriers()
+            self._enter(generation, "alone", None, {failed: channel.lineage.fork(generation, channel.end)}, error)
+            crashpoint("restore-generation", failed)
+            self._metadata.check_fence()
+            channel.fork(generation)
+            channel.sweep()
+        self._start(frozenset({failed}), generation, {failed: batch_in(manifests, failed)})
+        sweep_spark_dirs(self._layout, {failed: generation})
 
     def _refuse_to_go_in_circles(self, service: OperatorService, epoch: Epoch) -> None:
         """Going back a second time to the same place, without having got any further, would never end."""
@@ -186,15 +226,14 @@ class RegionRecovery:
             raise _NoHelpError
         self._last[service.operator] = (epoch, reached)
 
-    def _newest_checkpoint(self) -> Manifest:
+    def _newest_checkpoint(self, failed: OperatorId) -> Epoch:
+        """Once nothing is pending any more that would have to wait for it."""
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while (epoch := self._coordinator.newest_complete()) is None:
+        while (epoch := self._coordinator.newest_complete(failed)) is None:
             if self._is_stopped.is_set() or time.monotonic() > deadline:
                 raise RecoveryError("pending checkpoints were not aborted in time", flow=self._graph.flow)
             time.sleep(_LOOK_SECONDS)
-        if epoch == NO_EPOCH:
-            raise RecoveryError("there is no checkpoint to go back to", flow=self._graph.flow)
-        return self._snapshots.load_manifest(epoch)
+        return epoch
 
     def _stop(self, region: frozenset[OperatorId]) -> None:
         services = [self._parts.operators[name] for name in region]
@@ -214,31 +253,34 @@ class RegionRecovery:
                 raise RecoveryError("it does not stop", flow=self._graph.flow, operator=service.operator)
 
     def _enter(
-        self, generation: Generation, manifest: Manifest, channels: Mapping[OperatorId, ChannelLog], *, reason: str
+        self,
+        generation: Generation,
+        path: str,
+        epoch: Epoch | None,
+        forked: Mapping[OperatorId, Lineage],
+        error: FlowFailedError,
     ) -> None:
-        spark_dirs = {**self._parts.spark_dirs, **dict.fromkeys(channels, generation)}
-        lineages = {name: channel.lineage for name, channel in {**self._parts.channels, **channels}.items()}
+        spark_dirs = {**self._parts.spark_dirs, **dict.fromkeys(forked, generation)}
+        lineages = {**{name: channel.lineage for name, channel in self._parts.channels.items()}, **forked}
         record = generation_record(
             graph=self._graph,
             plans=self._plans,
             generation=generation,
-            path="regional",
-            epoch=manifest.epoch,
-            reason=reason,
+            path=path,
+            epoch=epoch,
+            reason=str(error).partition("\n")[0],
             lineages=lineages,
             spark_dirs=spark_dirs,
+            is_per_operator=self._is_per_operator,
         )
         if not self._snapshots.create_generation(record):
             raise FencedError("this generation was taken by another process", generation=generation)
         self._parts.spark_dirs.update(spark_dirs)
 
     def _start(
-        self,
-        region: frozenset[OperatorId],
-        generation: Generation,
-        manifest: Manifest,
-        channels: Mapping[OperatorId, ChannelLog],
+        self, region: frozenset[OperatorId], generation: Generation, completed: Mapping[OperatorId, BatchId]
     ) -> None:
+        """``completed``: what each has staged up to this batch is bound to a complete epoch."""
         parts = self._parts
         in_order = [name for name in self._graph.names if name in region]
         for name in in_order:
@@ -246,11 +288,11 @@ class RegionRecovery:
                 OperatorStart(
                     operator=name,
                     generation=generation,
-                    channel=channels[name],
+                    channel=parts.channels[name],
                     spark_dir=generation,
                     last_epoch=self._coordinator.last_epoch(),
                     open_epochs=frozenset(),
-                    completed_batch=manifest.operators[name].batch,
+                    completed_batch=completed[name],
                 )
             )
             parts.settle_pause(parts.operators[name])
@@ -258,6 +300,10 @@ class RegionRecovery:
             positions = {one: self._position(one, name) for one in self._graph.consumers(name) if one in region}
             if positions and name not in region:
                 parts.operators[name].credits.consumers_went_back(positions)
+        for name in region:
+            for consumer in self._graph.consumers(name):
+                if consumer not in region:
+                    parts.operators[consumer].replace_input(parts.operators[name])
         self._coordinator.region_restored(region, generation)
         for name in in_order:
             parts.operators[name].start()

@@ -6,14 +6,15 @@ For the whole flow or for a region of it; killed on the way, only files nobody k
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 from cutline.channels.entries import DataEntry, data_dir
 from cutline.channels.log import ChannelLog
 from cutline.channels.segments import crc32_of
-from cutline.errors import DamagedRecordError
+from cutline.errors import CutlineError, DamagedRecordError, RecoveryError
 from cutline.graph import FlowGraph
-from cutline.ids import Epoch, Generation, OperatorId, Position
+from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
 from cutline.ports import GenerationRecord, Manifest, OperatorPlan, OperatorRecord, SnapshotStore
 from cutline.protocol.lineage import Lineage
@@ -43,17 +44,87 @@ class Restorer:
             self._snapshots.restore(record, self._layout.spark_checkpoint_dir(name, generation))
         return channels
 
+    def build_alone(
+        self,
+        operator: OperatorId,
+        manifests: Sequence[Manifest],
+        channels: Mapping[OperatorId, ChannelLog],
+        folder: Path,
+        *,
+        is_stateful: bool,
+    ) -> Epoch:
+        """A directory from which one operator catches up with its own log, which goes on as it is.
+
+        Built from the newest of its snapshots that can be trusted; without one, from nothing, if its log and those it
+        reads are there from the beginning. Returns the epoch, NO_EPOCH for nothing. Raises RecoveryError if neither
+        will do.
+        """
+        for manifest in reversed([one for one in manifests if operator in one.operators]):
+            cut = manifest.operators[operator]
+            try:
+                repeated = self._to_repeat(operator, cut.batch, cut.positions, channels)
+                record = self._verified_record(manifest, operator)
+                self._snapshots.restore(record, folder)
+                self._plan_ahead(folder, repeated, is_stateful=is_stateful)
+            except (CutlineError, OSError) as error:
+                self._problem(f"epoch {manifest.epoch} of {operator} cannot be used: {error}")
+                continue
+            return manifest.epoch
+        try:
+            repeated = self._to_repeat(operator, NO_BATCH, {}, channels)
+        except DamagedRecordError as error:
+            raise RecoveryError(
+                f"no checkpoint of it can be used, and its log does not reach back to the beginning: {error}",
+                next_step="restore the storage folder from a backup, or start over under a new flow name",
+                flow=self._graph.flow,
+                operator=operator,
+            ) from error
+        self._snapshots.begin_anew(folder)
+        self._plan_ahead(folder, repeated, is_stateful=is_stateful)
+        return NO_EPOCH
+
+    def _to_repeat(
+        self,
+        operator: OperatorId,
+        after: BatchId,
+        read: Mapping[OperatorId, Position],
+        channels: Mapping[OperatorId, ChannelLog],
+    ) -> list[DataEntry]:
+        """The batches in its log that follow ``after``, with all that is needed to run them again."""
+        own = channels[operator]
+        entries = [entry for entry in own.data_entries() if entry.batch > after]
+        if [entry.batch for entry in entries] != list(range(after + 1, own.last_batch + 1)):
+            raise DamagedRecordError(f"its log does not hold all batches after {after}", channel=operator)
+        unplanned = [entry.batch for entry in entries if not entry.plan]
+        if unplanned:
+            raise DamagedRecordError(f"its log does not say how batch {unplanned[0]} was planned", channel=operator)
+        for name in self._graph.node(operator).inputs:
+            first = read.get(name, START)
+            if channels[name].start > first:
+                raise DamagedRecordError(f"log begins at {channels[name].start}, needed from {first}", channel=name)
+            for entry in channels[name].data_entries(first):
+                _check_segments(channels[name], entry)
+        return entries
+
+    def _plan_ahead(self, folder: Path, repeated: Sequence[DataEntry], *, is_stateful: bool) -> None:
+        """Without state there is nothing to rebuild: the query begins right behind its log."""
+        for entry in repeated if not is_stateful else ():
+            self._snapshots.put_plan(folder, entry.batch, entry.plan)
+            self._snapshots.commit_plan(folder, entry.batch)
+
+    def _verified_record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord:
+        record = self._snapshots.load_record(manifest, operator)
+        damage = self._snapshots.damage(record)
+        if damage:
+            raise DamagedRecordError("; ".join(damage), operator=operator, epoch=manifest.epoch)
+        return record
+
     def _verified_records(
         self, manifest: Manifest, operators: Collection[OperatorId]
     ) -> dict[OperatorId, OperatorRecord]:
         if set(manifest.operators) != set(self._graph.names):
             raise DamagedRecordError("it has other operators than the flow", epoch=manifest.epoch)
-        records = {name: self._snapshots.load_record(manifest, name) for name in self._graph.names if name in operators}
-        for name, record in records.items():
-            damage = self._snapshots.damage(record)
-            if damage:
-                raise DamagedRecordError("; ".join(damage), operator=name, epoch=manifest.epoch)
-        return records
+        return {name: self._verified_record(manifest, name) for name in self._graph.names if name in operators}
 
     def _forked_channel(self, manifest: Manifest, name: OperatorId, generation: Generation) -> ChannelLog:
         """A log up to its barrier, going on in the new generation, with the data in flight checked byte by byte."""
@@ -109,6 +180,7 @@ def generation_record(
     reason: str,
     lineages: Mapping[OperatorId, Lineage],
     spark_dirs: Mapping[OperatorId, Generation],
+    is_per_operator: bool,
 ) -> GenerationRecord:
     """What is written down of an incarnation; creating it is the moment at which it exists."""
     return GenerationRecord(
@@ -121,4 +193,5 @@ def generation_record(
         spark_dirs=dict(spark_dirs),
         inputs={node.operator: list(node.inputs) for node in graph.operators},
         schemas={name: base64.b64encode(plan.schema_ipc).decode() for name, plan in plans.items()},
+        is_per_operator=is_per_operator,
     )

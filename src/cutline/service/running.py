@@ -144,7 +144,8 @@ class RunningFlow:
                         flow=self.name,
                     )
                 left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-                return self._take_checkpoint(self._checkpoint_options("aligned"), left)
+                mode = None if self._options.is_per_operator else "aligned"
+                return self._take_checkpoint(self._checkpoint_options(mode), left)
             finally:
                 if not was_paused:
                     self.resume()
@@ -165,6 +166,12 @@ class RunningFlow:
         limits = {"aligned": None, "unaligned": 0, "auto": self._options.alignment_timeout_ms}
         if mode is None:
             return None
+        if self._options.is_per_operator:
+            raise ConfigError(
+                f"mode: {mode!r} does not go with a flow in per-operator mode",
+                next_step="leave the mode out: every operator takes a checkpoint of its own",
+                flow=self.name,
+            )
         if mode not in limits:
             raise ConfigError(f"mode: {mode!r} is not known", next_step=f"use one of {', '.join(limits)}")
         return CheckpointOptions(alignment_limit_ms=limits[mode])

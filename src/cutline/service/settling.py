@@ -12,7 +12,7 @@ from cutline.ports import EpochOutcome, MetadataStore, OperatorPlan, PendingReco
 from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.recovery import is_resumable
 from cutline.service.clock import now_ms
-from cutline.service.manifests import statistics
+from cutline.service.manifests import epoch_in, statistics
 from cutline.service.recovery import Recovered
 
 log = get_logger(__name__)
@@ -36,11 +36,11 @@ def settle_sinks(
     graph: FlowGraph, sinks: Mapping[SinkId, Sink], recovered: Recovered, metadata: MetadataStore
 ) -> dict[SinkId, Epoch]:
     """Undo what sinks published of a history that was given up, and say how far each one is."""
-    newest = recovered.manifests[-1].epoch if recovered.manifests else NO_EPOCH
     recorded = metadata.published()
     published: dict[SinkId, Epoch] = {}
     for node in graph.sinks:
         sink = sinks[node.sink]
+        newest = epoch_in(recovered.manifests, node.operator)
         ahead = sink.published() or NO_EPOCH
         if ahead > newest:
             log.warning("sink_rewound", flow=graph.flow, sink=node.sink, published=ahead, to=newest)

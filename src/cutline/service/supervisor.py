@@ -57,6 +57,7 @@ class Supervisor:
     def _start_query(self) -> None:
         with self._lock:
             if not self._stopping.is_set():
+                self._service.prepare_query()
                 self._query = self._engine.start(
                     self._service.operator, self._service.spark_checkpoint_dir, self._service.handle_batch
                 )
@@ -82,7 +83,7 @@ class Supervisor:
                 self._on_fatal(error)
 
     def _keep_running(self) -> None:
-        failures, last_batches = 0, -1
+        failures, last_batches, last_repeated = 0, -1, -1
         while not self._stopping.wait(_LOOK_SECONDS):
             query = self._query
             if query is None or query.is_active():
@@ -90,6 +91,10 @@ class Supervisor:
             error = query.failure() or "the query ended without an error"
             if self._stopping.is_set():
                 return
+            if self._service.is_plan_wrong() and self._service.repeated_total > last_repeated:
+                last_repeated = self._service.repeated_total
+                self._start_query()  # one batch of the log after the other, each as it was planned
+                continue
             # Progress since the last failure starts the count anew: only failing on the spot is hopeless.
             failures = 1 if self._service.batches_total > last_batches else failures + 1
             last_batches = self._service.batches_total

@@ -15,7 +15,7 @@ import msgspec
 from cutline.ids import NO_BATCH, BatchId, Subtask
 from cutline.ports import FileSet
 from cutline.snapshots.closure_check import verify_files
-from cutline.snapshots.spark_logs import CommitLog, damaged, load_offsets
+from cutline.snapshots.spark_logs import CommitLog, damaged, file_position, load_offsets
 from cutline.snapshots.state_closure import StateClosure, walk_files
 
 __all__ = ["closure", "last_batches", "verify_files"]
@@ -23,15 +23,6 @@ __all__ = ["closure", "last_batches", "verify_files"]
 _COMPACT = ".compact"
 #: What an entry of a file source's log always says.
 _FILE_ENTRY_KEYS = frozenset({"path", "timestamp", "batchId"})
-
-
-class _FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The offset of a file source: how far its log of files was read. No other source's offset looks like this."""
-
-    logOffset: int  # noqa: N815 (Spark's name)
-
-
-_FILE_POSITION = msgspec.json.Decoder(_FilePosition)
 
 
 def closure(spark_checkpoint_dir: Path, batch: BatchId) -> FileSet:
@@ -108,13 +99,9 @@ def _query_files(root: str, batch: BatchId) -> list[str]:
 def _source_files(root: str, folder: str, position: bytes | None, batch: BatchId) -> list[str]:
     """The log of one source. Only a file source's log can be cut at a position; any other is taken whole."""
     files = list(walk_files(root, folder))
-    if position is None:
-        last = -1 if _is_file_source(root, folder, files) else None
-    else:
-        try:
-            last = _FILE_POSITION.decode(position).logOffset
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            last = None
+    last = file_position(position)
+    if position is None and _is_file_source(root, folder, files):
+        last = -1
     if last is None:
         return [f"{path}/{name}" for path, name in files]
     return _file_log(root, folder, {name for _, name in files}, last, batch)

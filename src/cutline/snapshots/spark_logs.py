@@ -37,6 +37,13 @@ class _OffsetsHead(msgspec.Struct, frozen=True):
     conf: dict[str, Any] = {}
 
 
+class _FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The offset of a file source: how far its log of files was read. No other source's offset looks like this."""
+
+    logOffset: int  # noqa: N815 (Spark's name)
+
+
+_FILE_POSITION = msgspec.json.Decoder(_FilePosition)
 _COMMIT = msgspec.json.Decoder(Commit)
 _OFFSETS_HEAD = msgspec.json.Decoder(_OffsetsHead)
 
@@ -83,15 +90,30 @@ def load_offsets(root: str, batch: BatchId) -> Offsets:
     path = f"{root}/offsets/{batch}"
     try:
         with open(path, "rb", buffering=0) as file:
-            version, head, *lines = file.read().split(b"\n")
+            content = file.read()
+    except FileNotFoundError as error:
+        raise damaged("Spark has no offsets of this batch", path, batch) from error
+    return parse_offsets(content, path, batch)
+
+
+def parse_offsets(content: bytes, path: str, batch: BatchId) -> Offsets:
+    """``path`` and ``batch`` are for the error."""
+    try:
+        version, head, *lines = content.split(b"\n")
         conf = {key: str(value) for key, value in _OFFSETS_HEAD.decode(head).conf.items()}
         positions: dict[str, bytes | None] = {}
         for index, line in enumerate(line for line in lines if line):
             # Version 1 goes by the order of the sources; version 2 names the folder: ``0:{"logOffset":3}``.
             name, position = (str(index).encode(), line) if version == b"v1" else line.split(b":", 1)
             positions[name.decode()] = None if position == _NO_OFFSET else position
-    except FileNotFoundError as error:
-        raise damaged("Spark has no offsets of this batch", path, batch) from error
     except (ValueError, msgspec.MsgspecError) as error:
         raise damaged("the offsets of a batch cannot be read", path, batch) from error
     return Offsets(conf=conf, positions=positions)
+
+
+def file_position(position: bytes | None) -> int | None:
+    """How far a file source has read its log of files; None for any other source, or before it has read."""
+    try:
+        return None if position is None else _FILE_POSITION.decode(position).logOffset
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

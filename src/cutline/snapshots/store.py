@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from cutline import durable, records
@@ -27,6 +27,7 @@ from cutline.ports import (
     SubtaskRecord,
     Tombstone,
 )
+from cutline.snapshots import replay
 from cutline.snapshots.blobs import BlobStore
 from cutline.snapshots.closure import closure, last_batches, verify_files
 from cutline.snapshots.relocate import relocate
@@ -87,6 +88,23 @@ class LocalSnapshotStore:
             return [str(error)]
         names = [*files.shared, *(name for subtask in files.subtasks.values() for name in subtask)]
         return verify_files(spark_checkpoint_dir, names, full=False)
+
+    # ------------------------------------------------------------------ running batches again
+
+    def last_committed(self, spark_checkpoint_dir: Path) -> BatchId:
+        return last_batches(spark_checkpoint_dir)[1]
+
+    def plan_of(self, spark_checkpoint_dir: Path, batch: BatchId) -> dict[str, bytes]:
+        return replay.plan_of(spark_checkpoint_dir, batch)
+
+    def put_plan(self, spark_checkpoint_dir: Path, batch: BatchId, plan: Mapping[str, bytes]) -> None:
+        replay.put_plan(spark_checkpoint_dir, batch, plan)
+
+    def commit_plan(self, spark_checkpoint_dir: Path, batch: BatchId) -> None:
+        replay.commit_plan(spark_checkpoint_dir, batch)
+
+    def begin_anew(self, spark_checkpoint_dir: Path) -> None:
+        replay.begin_anew(spark_checkpoint_dir)
 
     # ------------------------------------------------------------------ taking
 
@@ -240,7 +258,9 @@ class LocalSnapshotStore:
 
     # ------------------------------------------------------------------ letting go
 
-    def collect(self, drop: Collection[Epoch], check_fence: Callable[[], None] = lambda: None) -> Sequence[Epoch]:
+    def collect(
+        self, drop: Collection[Epoch], open_from: Epoch, check_fence: Callable[[], None] = lambda: None
+    ) -> Sequence[Epoch]:
         """Manifest first: killed half-way, an epoch is either whole or not there, and the next run finds the rest."""
         gone = []
         for old in sorted(set(drop).intersection(self.epochs())):
@@ -251,8 +271,8 @@ class LocalSnapshotStore:
         complete = self.epochs()
         for epoch in self._stored_epochs():
             with self._folders:
-                # Above the newest complete one are pending epochs, whose records are being written.
-                if epoch not in complete and epoch < max(complete, default=0):
+                # Of pending epochs the records are being written.
+                if epoch not in complete and epoch < open_from:
                     self._remove_records(epoch)
         check_fence()
         self._blobs.sweep(self._reached, check_fence)

@@ -6,12 +6,14 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
-from cutline.ids import NO_EPOCH, Epoch, Generation, SinkId
+from cutline.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import EpochOutcome, PendingRecord
 from cutline.protocol.messages import BarrierTerms
@@ -227,6 +229,27 @@ def test_a_file_of_a_newer_version_is_left_alone(path: Path) -> None:
         db.execute("PRAGMA user_version=99")
     with pytest.raises(UnknownFormatError):
         SqliteMetadata(path)
+
+
+def test_a_file_of_format_1_is_taken_over(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(
+            "CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, generation INTEGER NOT NULL, started_ms INTEGER NOT NULL, "
+            "alignment_limit_ms INTEGER, is_binding INTEGER NOT NULL DEFAULT 0, ended_ms INTEGER, outcome TEXT, "
+            "reason TEXT, details BLOB)"
+        )
+        db.execute("INSERT INTO epochs (epoch, generation, started_ms, alignment_limit_ms) VALUES (1, 1, 5, 50)")
+        db.execute("PRAGMA user_version=1")
+        db.commit()
+    for _ in range(2):
+        with closing(SqliteMetadata(path)) as store:
+            assert store.pending() == [pending(1)]
+
+
+def test_the_one_operator_of_an_epoch_is_remembered(store: SqliteMetadata) -> None:
+    record = msgspec.structs.replace(pending(1), terms=replace(pending(1).terms, alone=OperatorId("totals")))
+    store.store_pending(record)
+    assert store.pending() == [record]
 
 
 def test_what_was_written_survives_a_process_that_does_not_close(path: Path, store: SqliteMetadata) -> None:

@@ -181,8 +181,8 @@ def test_it_is_told_of_epochs_that_ended_while_it_was_away_and_nobody_else_is() 
     it.snapshot_failed("left", 2)
     it.abort_stored(2)
     assert it.operator_started("totals", 1, 2) == [
-        AnnounceClosed(epoch=Epoch(1), completed=True, operator=OperatorId("totals")),
-        AnnounceClosed(epoch=Epoch(2), completed=False, operator=OperatorId("totals")),
+        AnnounceClosed(epoch=Epoch(1), completed=True, operator=OperatorId("totals"), is_reminder=True),
+        AnnounceClosed(epoch=Epoch(2), completed=False, operator=OperatorId("totals"), is_reminder=True),
     ]
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cutline.ids import Epoch, OperatorId, Position
 from cutline.protocol.publishing import CompleteEpoch
-from cutline.protocol.retention import RetentionPolicy, needed_from, truncation_points, unreachable
+from cutline.protocol.retention import EpochNeeds, RetentionPolicy, truncation_points, unreachable
 from tests.support.driven_coordinator import complete_epoch
 
 
@@ -131,46 +131,61 @@ def test_following_the_timer_lets_go_of_everything_that_time_alone_lets_go_of(
 # ------------------------------------------------------------------------------------------------- channels
 
 
+A, B, C = OperatorId("a"), OperatorId("b"), OperatorId("c")
+#: a ── b ── c
+TOUCHED_BY = {A: {A, B}, B: {B, C}, C: {C}}
+
+
+def needs(*operators: OperatorId, **positions: int) -> EpochNeeds:
+    return EpochNeeds(operators=operators, channels={OperatorId(name): Position(at) for name, at in positions.items()})
+
+
 def test_a_restore_reads_what_is_in_flight_and_the_barrier() -> None:
-    assert needed_from(Position(9), [Position(4), Position(7)]) == 4
-    assert needed_from(Position(9), []) == 9
+    barriers = {A: Position(9), B: Position(3)}
+    found = EpochNeeds.of(barriers, [{A: Position(4)}, {A: Position(7)}])
+    assert found == EpochNeeds(operators=frozenset({A, B}), channels={A: Position(4), B: Position(3)})
 
 
-def needs(**positions: int) -> dict[OperatorId, Position]:
-    return {OperatorId(name): Position(at) for name, at in positions.items()}
-
-
-A, B = OperatorId("a"), OperatorId("b")
+def test_an_operator_alone_needs_its_own_log_from_its_barrier_and_its_inputs_from_where_it_reads() -> None:
+    found = EpochNeeds.of({B: Position(9)}, [{A: Position(4)}])
+    assert found == EpochNeeds(operators=frozenset({B}), channels={A: Position(4), B: Position(9)})
 
 
 def test_a_channel_is_kept_from_the_lowest_place_that_a_retained_epoch_needs() -> None:
-    assert truncation_points([needs(a=7, b=3), needs(a=5, b=9)], [A, B]) == {A: 5, B: 3}
+    retained = [needs(A, B, C, a=7, b=3, c=1), needs(A, B, C, a=5, b=9, c=2)]
+    assert truncation_points(retained, TOUCHED_BY) == {A: 5, B: 3, C: 1}
 
 
-def test_a_channel_that_some_retained_epoch_says_nothing_of_is_not_touched() -> None:
-    assert truncation_points([needs(a=7), needs(a=5, b=9)], [A, B]) == {A: 5}
+def test_a_channel_that_somebody_without_a_snapshot_writes_or_reads_is_not_touched() -> None:
+    assert truncation_points([needs(B, a=4, b=9)], TOUCHED_BY) == {}
+    assert truncation_points([needs(B, a=4, b=9), needs(A, a=6)], TOUCHED_BY) == {A: 4}
+    assert truncation_points([needs(B, a=4, b=9), needs(C, b=2, c=8)], TOUCHED_BY) == {B: 2, C: 8}
 
 
 def test_without_a_retained_epoch_nothing_goes() -> None:
     """A flow without a checkpoint starts again from the beginning."""
-    assert truncation_points([], [A, B]) == {}
+    assert truncation_points([], TOUCHED_BY) == {}
 
 
 @given(
-    retained=st.lists(st.dictionaries(st.sampled_from([A, B]), st.integers(0, 20).map(Position)), max_size=4),
-    channels=st.sets(st.sampled_from([A, B])),
+    retained=st.lists(
+        st.builds(
+            EpochNeeds,
+            operators=st.sets(st.sampled_from([A, B, C])),
+            channels=st.fixed_dictionaries({name: st.integers(0, 20).map(Position) for name in (A, B, C)}),
+        ),
+        max_size=4,
+    )
 )
-def test_no_retained_epoch_loses_an_entry_and_no_needless_one_stays(
-    retained: list[dict[OperatorId, Position]], channels: set[OperatorId]
-) -> None:
-    points = truncation_points(retained, sorted(channels))
-    assert set(points) <= channels
-    for channel in channels:
-        if channel in points:
-            assert all(points[channel] <= need[channel] for need in retained)
-            assert any(points[channel] == need[channel] for need in retained)
+def test_no_retained_epoch_loses_an_entry_and_no_needless_one_stays(retained: list[EpochNeeds]) -> None:
+    points = truncation_points(retained, TOUCHED_BY)
+    covered = {operator for need in retained for operator in need.operators}
+    for channel, operators in TOUCHED_BY.items():
+        if operators <= covered:
+            assert all(points[channel] <= need.channels[channel] for need in retained)
+            assert any(points[channel] == need.channels[channel] for need in retained)
         else:
-            assert not retained or any(channel not in need for need in retained)
+            assert channel not in points
 
 
 # ------------------------------------------------------------------------------------------------- content

@@ -33,20 +33,24 @@ def flow(tmp_path: Path) -> StoredFlow:
     return flow
 
 
+TOUCHED_BY = {ORDERS: {ORDERS, TOTALS}, TOTALS: {TOTALS}}
+
+
 def janitor(flow: StoredFlow) -> Janitor:
-    return Janitor(snapshots=flow.store, channels=flow.recovered.channels)
+    return Janitor(snapshots=flow.store, channels=flow.recovered.channels, touched_by=TOUCHED_BY)
 
 
 def keep_from(oldest: int, newest: int = 3) -> ReleaseEpochs:
     return ReleaseEpochs(
         drop=tuple(Epoch(epoch) for epoch in range(1, oldest)),
         retained=tuple(Epoch(epoch) for epoch in range(oldest, newest + 1)),
+        open_from=Epoch(newest + 1),
     )
 
 
 def needed(flow: StoredFlow, epoch: int) -> tuple[int, int]:
     manifest = flow.store.load_manifest(Epoch(epoch))
-    return needs_of(manifest)[ORDERS], needs_of(manifest)[TOTALS]
+    return needs_of(manifest).channels[ORDERS], needs_of(manifest).channels[TOTALS]
 
 
 def test_what_is_in_flight_is_needed_and_otherwise_the_barrier(flow: StoredFlow) -> None:
@@ -58,7 +62,7 @@ def test_what_is_in_flight_is_needed_and_otherwise_the_barrier(flow: StoredFlow)
 
 def test_a_channel_without_consumers_is_needed_from_its_barrier(flow: StoredFlow) -> None:
     manifest = flow.store.load_manifest(Epoch(2))
-    assert needs_of(manifest)[TOTALS] == manifest.channels[TOTALS].barrier
+    assert needs_of(manifest).channels[TOTALS] == manifest.channels[TOTALS].barrier
 
 
 def test_a_consumer_that_has_read_nothing_needs_everything(tmp_path: Path) -> None:
@@ -66,15 +70,14 @@ def test_a_consumer_that_has_read_nothing_needs_everything(tmp_path: Path) -> No
     flow.start()
     for _ in range(3):
         flow.run(ORDERS)
-    assert needs_of(flow.checkpoint(1))[ORDERS] == 0
+    assert needs_of(flow.checkpoint(1)).channels[ORDERS] == 0
 
 
 def test_the_slowest_consumer_decides(flow: StoredFlow) -> None:
     manifest = flow.store.load_manifest(Epoch(3))
-    cut = manifest.channels[ORDERS]
-    slow = replace(cut.in_flight[TOTALS], first=Position(2))
-    both = replace(cut, in_flight={**cut.in_flight, OperatorId("slow"): slow})
-    assert needs_of(replace(manifest, channels={ORDERS: both}))[ORDERS] == 2
+    slow = replace(manifest.operators[TOTALS], positions={ORDERS: Position(2)})
+    both = replace(manifest, operators={**manifest.operators, OperatorId("slow"): slow})
+    assert needs_of(both).channels[ORDERS] == 2
 
 
 def test_collecting_lets_go_of_checkpoints_content_and_entries(flow: StoredFlow) -> None:
@@ -140,7 +143,7 @@ def test_epochs_that_were_given_up_go_with_the_next_collection(flow: StoredFlow)
 
 def test_exactly_the_epochs_that_are_named_go_and_the_oldest_kept_holds_the_logs(flow: StoredFlow) -> None:
     """Epoch 1 is pinned."""
-    janitor(flow).collect(ReleaseEpochs(drop=(Epoch(2),), retained=(Epoch(1), Epoch(3))))
+    janitor(flow).collect(ReleaseEpochs(drop=(Epoch(2),), retained=(Epoch(1), Epoch(3)), open_from=Epoch(4)))
     assert flow.store.epochs() == [1, 3]
     assert (flow.log(ORDERS).start, flow.log(TOTALS).start) == needed(flow, 1)
     flow.layout.manifest(Epoch(3)).unlink()
@@ -161,7 +164,9 @@ def test_an_epoch_that_completes_while_old_ones_go_stays(flow: StoredFlow) -> No
             return found
 
     overtaken: list[bool] = []
-    Janitor(snapshots=Overtaken(flow.layout), channels=flow.recovered.channels).collect(keep_from(3))
+    Janitor(snapshots=Overtaken(flow.layout), channels=flow.recovered.channels, touched_by=TOUCHED_BY).collect(
+        keep_from(3)
+    )
     assert LocalSnapshotStore(flow.layout).epochs() == [3, 4]
 
 
@@ -174,7 +179,7 @@ def test_a_janitor_that_fails_goes_on_with_the_next_request(flow: StoredFlow) ->
             return super().load_manifest(epoch)
 
     failed = threading.Event()
-    keeper = Janitor(snapshots=FailingOnce(flow.layout), channels=flow.recovered.channels)
+    keeper = Janitor(snapshots=FailingOnce(flow.layout), channels=flow.recovered.channels, touched_by=TOUCHED_BY)
     keeper.start()
     keeper.release(keep_from(2))
     keeper.release(keep_from(3))

@@ -16,7 +16,8 @@ from cutline.ids import NO_BATCH, Epoch, Generation, OperatorId, Position
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import GenerationRecord, PendingRecord
 from cutline.protocol.messages import BarrierTerms
-from cutline.service.recovery import Recovery, batch_in, sweep_spark_dirs
+from cutline.service.manifests import batch_in
+from cutline.service.recovery import Recovery, sweep_spark_dirs
 from cutline.snapshots.store import LocalSnapshotStore
 from tests.support.channels import append_batch, open_log
 from tests.support.killing import is_killed_at
@@ -560,7 +561,7 @@ def test_a_checkpoint_behind_one_that_was_collected_can_be_used(running: StoredF
     running.checkpoint(3)
     sink = MemorySink()
     sink.visible = {1: [0, 1]}
-    running.store.collect([Epoch(1), Epoch(2)])
+    running.store.collect([Epoch(1), Epoch(2)], Epoch(1))
     running.layout.metadata.unlink()
     recovered = running.start(sinks={TABLE: sink})
     assert recovered.path == "resume"

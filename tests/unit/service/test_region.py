@@ -259,7 +259,7 @@ def test_a_process_that_was_replaced_collects_nothing(tmp_path: Path) -> None:
 
         def late(manifest: Manifest) -> Manifest | Tombstone:
             with pytest.raises(FencedError):
-                old.run._janitor.collect(ReleaseEpochs(drop=(), retained=(Epoch(1),)))
+                old.run._janitor.collect(ReleaseEpochs(drop=(), retained=(Epoch(1),), open_from=Epoch(2)))
             return store(manifest)
 
         flow.snapshots.store_manifest = late  # type: ignore[method-assign]

@@ -16,6 +16,8 @@ import pytest
 from cutline.errors import CheckpointFailedError, ConfigError, FencedError, UnknownEpochError
 from cutline.ids import Epoch, OperatorId
 from cutline.ports import Tombstone
+from cutline.protocol.coordinator import Coordinator
+from cutline.protocol.per_operator import FlowCoordinator
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.janitor import needs_of
 from cutline.service.operator import OperatorService
@@ -36,6 +38,11 @@ def running(storage: Path, **settings: Any) -> Iterator[SparklessFlow]:
 
 def assert_each_once(rows: list[list[int]]) -> None:
     assert rows == [[number, number + 1] for number in range(len(rows))]
+
+
+def whole(core: FlowCoordinator) -> Coordinator:
+    assert isinstance(core, Coordinator)
+    return core
 
 
 def metric(flow: SparklessFlow, name: str, **labels: str) -> float | None:
@@ -78,7 +85,7 @@ def test_a_checkpoint_begins_when_all_watermarks_have_passed_a_boundary(tmp_path
         flow.emit(2)
         flow.watermark_ms = 61_000
         flow.step(NUMBERS)
-        trigger = flow.coordinator._core._settings.trigger
+        trigger = whole(flow.coordinator._core)._settings.trigger
         flow.wait(lambda: trigger._watermarks == {NUMBERS: 61_000, TOTALS: 30_000})
         assert flow.coordinator.view()["last_epoch"] == 0
         flow.wait(lambda: flow.step(TOTALS))
@@ -87,7 +94,7 @@ def test_a_checkpoint_begins_when_all_watermarks_have_passed_a_boundary(tmp_path
 
 def test_a_full_channel_is_reported_and_so_is_room_in_it(tmp_path: Path) -> None:
     with running(tmp_path, checkpoint_interval_backlog="1h", channel_capacity_entries=2) as flow:
-        trigger = flow.coordinator._core._settings.trigger
+        trigger = whole(flow.coordinator._core)._settings.trigger
         flow.step(NUMBERS)
         flow.step(NUMBERS)
         flow.wait(lambda: trigger._without_room == {NUMBERS})
@@ -99,7 +106,7 @@ def test_nobody_reports_progress_that_nobody_asks_for(tmp_path: Path) -> None:
     with running(tmp_path) as flow:
         flow.emit(2)
         flow.checkpoint()
-        assert flow.coordinator._core._settings.trigger._batches == 0
+        assert whole(flow.coordinator._core)._settings.trigger._batches == 0
 
 
 # ------------------------------------------------------------------------------------------------- operators' own
@@ -127,7 +134,9 @@ def test_configuration_wins_over_code(tmp_path: Path) -> None:
         flow.step(NUMBERS)
         flow.wait(flow.coordinator.request_checkpoint(None).done)
         assert flow.snapshots.load_manifest(Epoch(1)).operators[TOTALS].mode == "unaligned"
-        assert flow.coordinator._core._settings.operator_timeouts_ms == {TOTALS: 50}, "what it does not set stays"
+        assert whole(flow.coordinator._core)._settings.operator_timeouts_ms == {TOTALS: 50}, (
+            "what it does not set stays"
+        )
 
 
 @pytest.mark.parametrize("settings", [{"own": {TOTALS: {"checkpoint_timeout": "50ms"}}}, {"operator_timeout": "50ms"}])
@@ -252,7 +261,7 @@ def test_a_pinned_checkpoint_stays_over_restarts_until_it_is_unpinned(tmp_path: 
         flow.wait(lambda: flow.snapshots.epochs() == [1, 4])
         view = flow.run.status()["checkpoints"]
         assert (view["last_epoch"], view["min_epoch"], view["pins"]) == (4, 1, [1])
-        needed = needs_of(flow.snapshots.load_manifest(Epoch(1)))
+        needed = needs_of(flow.snapshots.load_manifest(Epoch(1))).channels
         assert flow.recovered.channels[NUMBERS].start <= needed[NUMBERS]
         flow.run.unpin(1)
         flow.wait(lambda: flow.snapshots.epochs() == [4])

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from cutline.errors import DamagedRecordError
-from cutline.ids import NO_BATCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position
+from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position
 from cutline.layout import Layout
 from cutline.ports import ChannelCut, GenerationRecord, Manifest, OperatorRecord, Pin, SnapshotFile, Tombstone
 from cutline.protocol.messages import Timings
@@ -94,8 +94,13 @@ def checkpoint(store: LocalSnapshotStore, spark: SparkDir, epoch: int, batch: in
     return record
 
 
+def collect(store: LocalSnapshotStore, drop: Sequence[Epoch]) -> Sequence[Epoch]:
+    """What lies above the newest complete epoch is under way."""
+    return store.collect(drop, max(store.epochs(), default=NO_EPOCH))
+
+
 def keep_only(store: LocalSnapshotStore, *epochs: Epoch) -> Sequence[Epoch]:
-    return store.collect([epoch for epoch in store.epochs() if epoch not in epochs])
+    return collect(store, [epoch for epoch in store.epochs() if epoch not in epochs])
 
 
 def blobs(layout: Layout) -> set[str]:
@@ -286,10 +291,10 @@ def test_what_a_found_record_names_is_held_on_to(store: LocalSnapshotStore, layo
     record_of(store, spark, 2, 2)
     again = LocalSnapshotStore(layout)
     again.find_record(Epoch(2), TOTALS, Generation(1))
-    again.collect([])
+    collect(again, [])
     assert blobs(layout)
     again.discard(Epoch(2))
-    again.collect([])
+    collect(again, [])
     assert blobs(layout) == set()
 
 
@@ -329,7 +334,7 @@ def test_discarding_keeps_the_tombstone(store: LocalSnapshotStore, layout: Layou
     store.discard(Epoch(1))
     assert [path.name for path in layout.checkpoint(Epoch(1)).iterdir()] == ["manifest.json"]
     assert store.store_tombstone(tombstone(1, generation=9)) == tombstone(1)
-    store.collect([])
+    collect(store, [])
     assert blobs(layout) == set()
 
 
@@ -339,7 +344,7 @@ def test_a_tombstone_stays_for_good(store: LocalSnapshotStore, layout: Layout, s
     record_of(store, spark, 2, 0)
     store.store_tombstone(tombstone(2))
     checkpoint(store, spark, 3, 1)
-    store.collect([Epoch(1)])
+    collect(store, [Epoch(1)])
     assert [path.name for path in layout.checkpoint(Epoch(2)).iterdir()] == ["manifest.json"]
     assert store.epochs() == [3]
 
@@ -353,7 +358,7 @@ def test_the_place_of_an_inherited_epoch_stays_taken_when_it_is_collected(
     layout.manifest(Epoch(1)).unlink()
     assert store.store_manifest(manifest) == manifest
     checkpoint(store, spark, 2, 1)
-    store.collect([Epoch(1)])
+    collect(store, [Epoch(1)])
     assert store.epochs() == [2]
     assert isinstance(store.store_manifest(manifest), Tombstone)
 
@@ -590,7 +595,7 @@ def test_collecting_while_checkpoints_complete_loses_nothing(store: LocalSnapsho
     def collect_on() -> None:
         while not done.is_set():
             try:
-                store.collect(store.epochs()[:-2])
+                collect(store, store.epochs()[:-2])
             except BaseException as error:  # noqa: BLE001
                 failures.append(error)
                 return

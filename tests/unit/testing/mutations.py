@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from cutline.ids import NO_EPOCH, BatchId, Epoch, Position
-from cutline.protocol import agent, checkpoint, commit, coordinator, gate, lineage, publishing, retention
-from cutline.protocol.messages import AppendBarrier, StoreManifest, TakeSnapshot
+from cutline.ids import NO_EPOCH, BatchId, Epoch, OperatorId, Position
+from cutline.protocol import agent, checkpoint, commit, coordinator, gate, lineage, per_operator, publishing, retention
+from cutline.protocol.messages import AppendBarrier, BarrierAppeared, StoreManifest, TakeSnapshot
 from cutline.testing.simulator import coordinator as coordinator_process
 from cutline.testing.simulator import flow as simulated_flow
+from cutline.testing.simulator import operator as operator_process
 
 Mutation = Callable[[], Any]
 MUTATIONS: dict[str, Mutation] = {}
@@ -89,7 +90,7 @@ def epochs_are_used_again_after_a_restore() -> Iterator[None]:
 
     def forgetful(self: Any, **arguments: Any) -> None:
         complete = list(arguments.get("complete", ()))
-        arguments["last_epoch"] = complete[-1].epoch if complete else NO_EPOCH
+        arguments["numbers"].last = complete[-1].epoch if complete else NO_EPOCH
         original(self, **{**arguments, "complete": complete})
 
     with patch.object(coordinator.Coordinator, "__init__", forgetful):
@@ -117,8 +118,12 @@ def what_an_old_life_completed_in_its_own_logs_is_taken_over() -> Iterator[None]
 
 @mutation
 def truncation_goes_one_entry_too_far() -> Iterator[None]:
-    original = retention.needed_from
-    with patch.object(coordinator_process, "needed_from", lambda barrier, read: Position(original(barrier, read) + 1)):
+    original = retention.truncation_points
+
+    def further(*values: Any) -> dict[OperatorId, Position]:
+        return {name: Position(below + 1) for name, below in original(*values).items()}
+
+    with patch.object(coordinator_process, "truncation_points", further):
         yield
 
 
@@ -299,6 +304,50 @@ def a_silent_sink_is_waited_for_forever() -> Iterator[None]:
         patch.object(publishing.Publisher, "__init__", patient),
         patch.object(publishing.Publisher, "restarted", lambda *_: None),
     ):
+        yield
+
+
+@mutation
+def a_batch_in_the_log_is_planned_anew_when_it_is_repeated() -> Iterator[None]:
+    def anew(self: Any, _: BatchId) -> Any:
+        return self._plan() or ({}, 0)
+
+    with patch.object(operator_process.OperatorProcess, "_logged_plan", anew):
+        yield
+
+
+@mutation
+def a_barrier_of_one_operator_alone_stops_its_consumers() -> Iterator[None]:
+    original = agent.Agent.handle
+
+    def handle(self: Any, event: Any, *, now_ms: int) -> list[Any]:
+        if isinstance(event, BarrierAppeared):
+            event = replace(event, terms=replace(event.terms, alone=None, alignment_limit_ms=None))
+        return original(self, event, now_ms=now_ms)
+
+    with patch.object(agent.Agent, "handle", handle):
+        yield
+
+
+@mutation
+def logs_are_truncated_although_somebody_has_no_snapshot() -> Iterator[None]:
+    def eager(retained: Any, touched_by: Any) -> dict[OperatorId, Position]:
+        needs = list(retained)
+        named = {name for need in needs for name in need.channels if name in touched_by}
+        return {name: min(need.channels[name] for need in needs if name in need.channels) for name in sorted(named)}
+
+    with patch.object(coordinator_process, "truncation_points", eager):
+        yield
+
+
+@mutation
+def operators_let_go_one_by_one_of_what_others_retain() -> Iterator[None]:
+    original = per_operator.PerOperatorCoordinator._joined
+
+    def one_by_one(self: Any, actions: Any) -> list[Any]:
+        return [done for action in actions for done in original(self, [action])]
+
+    with patch.object(per_operator.PerOperatorCoordinator, "_joined", one_by_one):
         yield
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, assert_never
 
 from cutline.ids import Epoch, Generation, OperatorId, Position
-from cutline.protocol.coordinator import Coordinator, StoredPending
+from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.link import Endpoint, Envelope
 from cutline.protocol.messages import (
     AbortStored,
@@ -35,8 +35,9 @@ from cutline.protocol.messages import (
     StorePending,
     TimePassed,
 )
+from cutline.protocol.per_operator import FlowCoordinator
 from cutline.protocol.recovery import is_of_history, is_resumable, region_of
-from cutline.protocol.retention import needed_from, truncation_points, unreachable
+from cutline.protocol.retention import EpochNeeds, truncation_points, unreachable
 from cutline.testing.simulator.disk import Data, GenerationModel, ManifestModel
 from cutline.testing.simulator.operator import COORDINATOR, Crash
 from cutline.testing.simulator.world import Steps
@@ -58,7 +59,7 @@ class CoordinatorProcess:
         self._session = session
         self.clock_offset_ms = flow.clock_offset()
         self.generation: Generation = flow.disk.next_generation()
-        self.core: Coordinator = flow.coordinator_core(self.generation, self.now())
+        self.core: FlowCoordinator = flow.coordinator_core(self.generation, self.now())
         self._links: dict[str, Endpoint[Any]] = {
             name: Endpoint(session, retry_ms=40, retry_limit=6, window=16) for name in flow.graph.operators
         }
@@ -222,10 +223,8 @@ class CoordinatorProcess:
         return done
 
     def _announce(self, action: AnnounceClosed) -> None:
-        if not action.completed and action.operator is None:
-            for operator in self._flow.graph.operators:
-                for key in [key for key in self._disk.records if key[:2] == (action.epoch, operator)]:
-                    self._flow.discard_record(*key)
+        if not action.completed and not action.is_reminder:
+            self._flow.discard(action.epoch)
         for operator in [action.operator] if action.operator else self._flow.graph.operators:
             self._say(operator, EpochClosed(epoch=action.epoch, completed=action.completed))
 
@@ -248,8 +247,9 @@ class CoordinatorProcess:
                     for consumer, ack in action.acks.items()
                     if name in ack.cut.positions
                 }
-                for name in action.acks
+                for name in [*action.acks, *(channel for ack in action.acks.values() for channel in ack.cut.positions)]
             },
+            alone=self._flow.settings.alone(action.acks),
         )
         if self._world.strikes("store_refused"):
             raise Crash("the manifest could not be written")
@@ -311,18 +311,18 @@ class CoordinatorProcess:
         """One collection after the other."""
         while self._releases:
             release = self._releases.popleft()
-            yield from self._collect(release.drop, release.retained)
+            yield from self._collect(release)
         self._is_collecting = False
 
-    def _collect(self, drop: tuple[Epoch, ...], retained: tuple[Epoch, ...]) -> Steps:
+    def _collect(self, release: ReleaseEpochs) -> Steps:
         """Step by step, so that it can be killed anywhere."""
         disk = self._disk
-        kept = [disk.manifests[epoch] for epoch in retained if epoch in disk.manifests]
-        if len(kept) < len(retained) or not kept:
+        kept = [disk.manifests[epoch] for epoch in release.retained if epoch in disk.manifests]
+        if len(kept) < len(release.retained) or not kept:
             return
         # Manifests first: killed half-way, an epoch is either whole or not there.
         abandoned = tuple(one.epoch for one in disk.complete() if not disk.is_live(one))
-        for epoch in (*drop, *abandoned):
+        for epoch in (*release.drop, *abandoned):
             yield self._world.between(0, 2)
             if self._is_fenced():
                 return
@@ -332,11 +332,14 @@ class CoordinatorProcess:
                 self.die("killed while it collects")
                 return
         needs = [
-            {name: needed_from(one.barriers[name], one.read[name].values()) for name in disk.graph.operators}
+            EpochNeeds.of(
+                one.barriers,
+                [{channel: at} for channel, readers in one.read.items() for at in readers.values()],
+            )
             for one in kept
         ]
         lineage = self._lineage
-        for name, below in truncation_points(needs, disk.graph.operators).items():
+        for name, below in truncation_points(needs, disk.graph.touched_by()).items():
             log = disk.logs[name]
             entries = log.visible(lineage[name])
             # One entry always stays, so that the log knows its own end and the last batch.
@@ -352,7 +355,7 @@ class CoordinatorProcess:
                 log.delete(lineage[name], entry.seq)
             yield 1
         complete = {one.epoch for one in disk.complete()}
-        for key in [key for key in disk.records if key[0] not in complete and key[0] < max(complete, default=0)]:
+        for key in [key for key in disk.records if key[0] not in complete and key[0] < release.open_from]:
             del disk.records[key]
         self._sweep_blobs()
 
@@ -371,7 +374,8 @@ class CoordinatorProcess:
     def region_failed(self, failed: OperatorId) -> None:
         """An operator cannot go on where it was: its directory is gone."""
         if failed not in self._restoring:
-            region = region_of([failed], self._flow.graph.consumers)
+            is_alone = self._flow.settings.is_per_operator
+            region = frozenset({failed}) if is_alone else region_of([failed], self._flow.graph.consumers)
             self._restoring |= region
             self._world.spawn(self._restore_region(failed, region), self)
 
@@ -380,13 +384,13 @@ class CoordinatorProcess:
         self.post(RegionLost(operators=region, reason=f"{failed} has lost its directory"))
         yield 1
         # One region at a time: each takes the generation that it restores in.
-        while self._is_restoring or self.core.pending or self._events or self._actions:
+        while self._is_restoring or self._is_pending(region) or self._events or self._actions:
             yield 5
         self._is_restoring = True
-        if not self.core.complete:
+        manifest = flow.newest_manifest(failed)
+        if manifest is None and not flow.settings.is_per_operator:
             flow.restart_all("a region failed before the first checkpoint")
             return
-        manifest = disk.manifests[self.core.complete[-1].epoch]
         for operator in sorted(region):
             flow.kill(operator, "its region goes back")
         yield self._slow(2)
@@ -400,28 +404,37 @@ class CoordinatorProcess:
         yield self._slow(2)
         lineage = dict(current.lineage)
         for operator in sorted(region):
-            barrier = manifest.barriers[operator]
-            lineage[operator] = manifest.lineage[operator].fork(self.generation, Position(barrier + 1))
+            if flow.settings.is_per_operator or manifest is None:
+                lineage[operator] = flow.gone_on(operator, current, self.generation)
+            else:
+                barrier = manifest.barriers[operator]
+                lineage[operator] = manifest.lineage[operator].fork(self.generation, Position(barrier + 1))
         if self.generation < disk.generation:
             self.die("fenced while a region went back")
             return
         disk.generations[self.generation] = GenerationModel(
             generation=self.generation,
-            restored_epoch=manifest.epoch,
+            restored_epoch=None if flow.settings.is_per_operator or manifest is None else manifest.epoch,
             is_fresh=False,
             lineage=lineage,
             spark_dirs={**current.spark_dirs, **dict.fromkeys(sorted(region), self.generation)},
         )
         self._lineage = lineage
         disk.settled = self.generation  # it went back to the newest epoch: nothing was published after it
-        self._world.tell(COORDINATOR, "region goes back", to=manifest.epoch, region=sorted(region))
+        self._world.tell(
+            COORDINATOR, "region goes back", to=manifest.epoch if manifest else None, region=sorted(region)
+        )
         self._world.counts["restores"] += 1
-        self._world.counts["regional"] += 1
+        self._world.counts["alone" if flow.settings.is_per_operator else "regional"] += 1
         yield self._world.between(0, 3)
         self._restoring -= region
         self._is_restoring = False
         flow.start_region(region)
         self.post(RegionRestored(operators=region, generation=self.generation))
+
+    def _is_pending(self, region: frozenset[OperatorId]) -> bool:
+        pending = [one.terms.alone for one in self.core.pending.values()]
+        return any(alone is None or alone in region for alone in pending)
 
     # ------------------------------------------------------------------ people
 
@@ -431,4 +444,6 @@ class CoordinatorProcess:
         self._work()
 
     def collect_now(self) -> None:
-        self._release(ReleaseEpochs(drop=(), retained=tuple(item.epoch for item in self.core.complete)))
+        retained = tuple(item.epoch for item in self.core.complete)
+        open_from = min(self.core.pending, default=Epoch(self.core.last_epoch + 1))
+        self._release(ReleaseEpochs(drop=(), retained=retained, open_from=open_from))

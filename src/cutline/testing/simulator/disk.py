@@ -154,8 +154,17 @@ class ManifestModel:
     records: Mapping[OperatorId, Generation] = field(default_factory=dict)
     lineage: Mapping[OperatorId, Lineage] = field(default_factory=dict)
     barriers: Mapping[OperatorId, Position] = field(default_factory=dict)
-    #: Per channel and consumer: how far it had read.
+    #: Per channel and consumer: how far it had read. Of every channel that its operators write or read.
     read: Mapping[OperatorId, Mapping[OperatorId, Position]] = field(default_factory=dict)
+    #: The one operator that was checkpointed.
+    alone: OperatorId | None = None
+
+    def expected(self, graph: Graph) -> tuple[OperatorId, ...]:
+        return graph.operators if self.alone is None else (self.alone,)
+
+    def needed_from(self, channel: OperatorId) -> Position:
+        barrier = [self.barriers[channel]] if channel in self.barriers else []
+        return min([*barrier, *self.read[channel].values()])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +250,8 @@ class Disk:
         return [self.manifests[epoch] for epoch in sorted(self.manifests) if not self.manifests[epoch].is_aborted]
 
     def record_of(self, manifest: ManifestModel, operator: OperatorId) -> Record | None:
-        return self.records.get((manifest.epoch, operator, manifest.records[operator]))
+        generation = manifest.records.get(operator)
+        return None if generation is None else self.records.get((manifest.epoch, operator, generation))
 
     def newest_generation(self) -> GenerationModel | None:
         return self.generations[max(self.generations)] if self.generations else None
@@ -281,7 +291,8 @@ class Disk:
                 raise Violation(f"epoch {manifest.epoch} was aborted and is completed now")
             if self.is_live(manifest):
                 self.check_reachable(manifest)
-                self._check_cut(manifest)
+                if manifest.alone is None:
+                    self._check_cut(manifest)
         return True
 
     def is_live(self, manifest: ManifestModel) -> bool:
@@ -300,7 +311,7 @@ class Disk:
 
     def check_reachable(self, manifest: ManifestModel) -> None:
         """Everything that a restore to this epoch needs is there."""
-        for operator in self.graph.operators:
+        for operator in manifest.expected(self.graph):
             record = self.record_of(manifest, operator)
             if record is None:
                 raise Violation(f"epoch {manifest.epoch} is complete without the snapshot of {operator}")
@@ -309,11 +320,13 @@ class Disk:
             missing = [blob for blob in record.blobs if blob not in self.blobs]
             if missing:
                 raise Violation(f"epoch {manifest.epoch} lacks content of {operator}: {missing[0]}")
-            log, lineage = self.logs[operator], manifest.lineage[operator]
-            first = min([manifest.barriers[operator], *manifest.read[operator].values()])
-            for seq in range(first, manifest.barriers[operator] + 1):
-                if log.at(lineage, Position(seq)) is None:
-                    raise Violation(f"epoch {manifest.epoch} needs entry {seq} of {operator}, which is gone")
+        for channel in manifest.read:
+            first = manifest.needed_from(channel)
+            for seq in range(first, manifest.barriers.get(channel, first - 1) + 1):
+                if self.logs[channel].at(manifest.lineage[channel], Position(seq)) is None:
+                    raise Violation(f"epoch {manifest.epoch} needs entry {seq} of {channel}, which is gone")
+            if self.logs[channel].start > first:
+                raise Violation(f"epoch {manifest.epoch} needs entry {first} of {channel}, which is gone")
 
     def _check_cut(self, manifest: ManifestModel) -> None:
         """Per channel: what the producer had sent is what the consumer had taken in, plus what was in flight."""
@@ -353,7 +366,8 @@ class Disk:
         behind = [sink for sink, model in self.sinks.items() if self._is_unpublished(sink, model, manifest)]
         if behind:
             raise Violation(f"epoch {epoch} was deleted before {behind[0]} had published it")
-        if not any(not one.is_aborted and one.epoch > epoch for one in self.manifests.values()):
+        later = [one for one in self.manifests.values() if not one.is_aborted and one.epoch > epoch]
+        if not any(one.alone == manifest.alone for one in later):
             raise Violation(f"epoch {epoch} was deleted, and there is no later one")
 
     def _is_unpublished(self, sink: SinkId, model: SinkModel, manifest: ManifestModel) -> bool:
@@ -370,7 +384,5 @@ class Disk:
     def check_truncation(self, channel: OperatorId, seq: Position) -> None:
         """An entry is about to go: nobody may need it."""
         for manifest in self.complete():
-            if self.is_live(manifest):
-                first = min([manifest.barriers[channel], *manifest.read[channel].values()])
-                if seq >= first:
-                    raise Violation(f"entry {seq} of {channel} was deleted, epoch {manifest.epoch} needs it")
+            if channel in manifest.read and self.is_live(manifest) and seq >= manifest.needed_from(channel):
+                raise Violation(f"entry {seq} of {channel} was deleted, epoch {manifest.epoch} needs it")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, FlowName, Generation, OperatorId, Position
 from cutline.protocol.agent import AS_FLOW
-from cutline.protocol.coordinator import Coordinator, Settings, Topology
+from cutline.protocol.coordinator import Coordinator, EpochNumbers, Settings, Topology
 from cutline.protocol.lineage import Lineage
+from cutline.protocol.per_operator import FlowCoordinator, PerOperatorCoordinator
 from cutline.protocol.publishing import CompleteEpoch
 from cutline.protocol.recovery import Incarnation, is_of_history, is_resumable, live_epochs, lost_behind
 from cutline.protocol.retention import RetentionPolicy
@@ -38,6 +39,12 @@ class FlowSettings:
     capacity_entries: int
     rows_per_source: int
     batch_ms: tuple[int, int]
+    #: Every operator is checkpointed by itself, each at its own interval.
+    is_per_operator: bool = False
+    own_intervals_ms: Mapping[OperatorId, int] = field(default_factory=dict)
+
+    def alone(self, operators: Collection[OperatorId]) -> OperatorId | None:
+        return next(iter(operators)) if self.is_per_operator else None
 
     @property
     def needs_progress(self) -> bool:
@@ -48,6 +55,7 @@ def random_settings(rng: Random, graph: Graph) -> FlowSettings:
     interval, timeout = rng.choice([60, 120, 250]), rng.choice([700, 1_500, 3_000])
     size = len(graph.operators)
     return FlowSettings(
+        own_intervals_ms={name: interval * (1 + n % 4) * (1 + size // 6) for n, name in enumerate(graph.operators)},
         interval_ms=interval,
         timeout_ms=timeout,
         patience_ms=rng.choice([timeout, timeout, timeout // 10]),
@@ -116,27 +124,44 @@ class SimulatedFlow:
         now = self.disk.newest_generation()
         if now is not None:
             live = [e for e in live if is_of_history(complete[e].barriers, complete[e].lineage, now.lineage)]
-        lost = lost_behind(
-            [(epoch, complete[epoch].previous_epoch) for epoch in live],
-            unreadable=(),
-            pins=self.disk.pins,
-            published=[
-                max(self.disk.published[n], max(s.epochs, default=NO_EPOCH)) for n, s in self.disk.sinks.items()
-            ],
-        )
-        if lost:
-            raise Violation(f"epoch {lost[0][0]} cannot be used, because epoch {lost[0][1]} before it is lost")
+        # An epoch of one operator comes after that operator's own epochs, and only its sinks publish it.
+        for alone in sorted({complete[epoch].alone or "" for epoch in live}):
+            lost = lost_behind(
+                [(epoch, complete[epoch].previous_epoch) for epoch in live if (complete[epoch].alone or "") == alone],
+                unreadable=(),
+                pins=self.disk.pins,
+                published=[
+                    max(self.disk.published[name], max(sink.epochs, default=NO_EPOCH))
+                    for name, sink in self.disk.sinks.items()
+                    if alone in ("", self.graph.sinks[name])
+                ],
+            )
+            if lost:
+                raise Violation(f"epoch {lost[0][0]} cannot be used, because epoch {lost[0][1]} before it is lost")
         return [complete[epoch] for epoch in live]
 
-    def open_epochs(self) -> frozenset[Epoch]:
+    def newest_manifest(self, operator: OperatorId) -> ManifestModel | None:
+        """The newest one that holds a snapshot of this operator."""
+        return next((one for one in reversed(self.live_manifests()) if operator in one.batches), None)
+
+    def gone_on(self, operator: OperatorId, current: GenerationModel, generation: Generation) -> Lineage:
+        """The lineage of a log that goes on at its end."""
+        old = current.lineage[operator]
+        entries = self.disk.logs[operator].visible(old)
+        end = entries[-1].seq + 1 if entries else old.spans[-1].start
+        return old.fork(generation, Position(end))
+
+    def open_epochs(self, operator: OperatorId) -> frozenset[Epoch]:
         incarnations = self.incarnations()
         return frozenset(
-            epoch for epoch, (begun_in, _) in self.disk.pending.items() if is_resumable(begun_in, incarnations)
+            epoch
+            for epoch, (begun_in, terms) in self.disk.pending.items()
+            if is_resumable(begun_in, incarnations) and terms.alone in (None, operator)
         )
 
     def completed_batch(self, operator: OperatorId) -> BatchId:
-        live = self.live_manifests()
-        return live[-1].batches[operator] if live else NO_BATCH
+        newest = self.newest_manifest(operator)
+        return newest.batches[operator] if newest else NO_BATCH
 
     def position_of(self, consumer: OperatorId, channel: OperatorId) -> Position:
         """How far a consumer has read, by its own log."""
@@ -165,26 +190,46 @@ class SimulatedFlow:
             for blob in blobs
         }
 
-    def discard_record(self, epoch: Epoch, operator: OperatorId, generation: Generation) -> None:
+    def discard(self, epoch: Epoch) -> None:
+        """What an aborted epoch has left, of whichever operator."""
         manifest = self.disk.manifests.get(epoch)
         if manifest is None or manifest.is_aborted:
-            self.disk.records.pop((epoch, operator, generation), None)
+            for key in [key for key in self.disk.records if key[0] == epoch]:
+                del self.disk.records[key]
 
     def check_read_by_all(self, channel: OperatorId, entry: Data) -> None:
         for consumer in self.graph.consumers[channel]:
             if entry.rows and self.position_of(consumer, channel) <= entry.seq:
                 raise Violation(f"entry {entry.seq} of {channel} was deleted before {consumer} had read it")
 
-    def coordinator_core(self, generation: Generation, now_ms: int) -> Coordinator:
-        live = self.live_manifests()
+    def coordinator_core(self, generation: Generation, now_ms: int) -> FlowCoordinator:
+        numbers = EpochNumbers(max([self.disk.last_epoch, *(one for one in self.disk.manifests)]))
+        if not self.settings.is_per_operator:
+            return self._core(generation, now_ms, numbers, self.graph.operators, None)
+        return PerOperatorCoordinator(
+            {name: self._core(generation, now_ms, numbers, (name,), name) for name in self.graph.operators}, numbers
+        )
+
+    def _core(
+        self,
+        generation: Generation,
+        now_ms: int,
+        numbers: EpochNumbers,
+        operators: tuple[OperatorId, ...],
+        alone: OperatorId | None,
+    ) -> Coordinator:
+        live = [one for one in self.live_manifests() if one.alone == alone]
         newest = live[-1].epoch if live else NO_EPOCH
-        trigger = TriggerPolicy(self.settings.trigger, first_ms=now_ms)
+        trigger = self.settings.trigger
+        if alone is not None:
+            trigger = replace(trigger, interval_ms=self.settings.own_intervals_ms[alone])
         return Coordinator(
             topology=Topology(
                 flow=FlowName("simulated"),
-                subtasks=self.graph.subtasks,
-                sources=frozenset(self.graph.sources),
-                sinks={name: self.graph.sinks_of(name) for name in self.graph.operators},
+                subtasks={name: self.graph.subtasks[name] for name in operators},
+                sources=frozenset(self.graph.sources if alone is None else operators),
+                sinks={name: self.graph.sinks_of(name) for name in operators},
+                alone=alone,
             ),
             generation=generation,
             generations={name: one.generation for name, one in self.current_generation().lineage.items()},
@@ -193,7 +238,7 @@ class SimulatedFlow:
                 operator_timeouts_ms=self.settings.operator_timeouts_ms,
                 alignment_limit_ms=self.settings.alignment_limit_ms,
                 retention=self.settings.retention,
-                trigger=trigger,
+                trigger=TriggerPolicy(trigger, first_ms=now_ms),
                 tolerable_failures=self.settings.tolerable_failures,
                 ask_again_ms=150,
                 ask_again_limit=5,
@@ -201,7 +246,7 @@ class SimulatedFlow:
                 sink_retry_limit_ms=300,
                 sink_silence_ms=500,
             ),
-            last_epoch=max([self.disk.last_epoch, *(one for one in self.disk.manifests)]),
+            numbers=numbers,
             complete=[
                 CompleteEpoch(
                     epoch=one.epoch,
@@ -216,6 +261,7 @@ class SimulatedFlow:
             published={
                 name: min(max(self.disk.published[name], max(sink.epochs, default=NO_EPOCH)), newest)
                 for name, sink in self.disk.sinks.items()
+                if self.graph.sinks[name] in operators
             },
             pins=self.disk.pins & {one.epoch for one in live},
         )
@@ -244,12 +290,14 @@ class SimulatedFlow:
         self.book[COORDINATOR] = self.coordinator
         self.coordinator.start()
 
-    def start_region(self, region: Collection[OperatorId]) -> None:
+    def start_region(self, region: frozenset[OperatorId]) -> None:
         for operator in self.graph.operators:
             if operator in region:
                 self._start_operator(operator)
         for operator in self.graph.operators:
             if operator not in region and self.operators[operator].is_alive:
+                for channel in region.intersection(self.graph.inputs[operator]):
+                    self.operators[operator].input_went_on(channel, self.current_generation().lineage[channel])
                 self.operators[operator].consumers_went_back()
                 self.operators[operator].poke()
 
@@ -368,9 +416,10 @@ class SimulatedFlow:
         live = self.live_manifests()
         current = self.disk.newest_generation()
         chosen = [one for one in live if target is None or one.epoch <= target]
-        if current is None or (not live and self._is_damaged(current)):
+        is_per_operator = self.settings.is_per_operator
+        if current is None or (not live and self._is_damaged(current) and not is_per_operator):
             record = self._fresh(generation)
-        elif target is None and not self._is_damaged(current):
+        elif target is None and (is_per_operator or not self._is_damaged(current)):
             record = self._resumed(generation, current)
         else:
             record = self._restored(generation, chosen[-1]) if chosen else self._resumed(generation, current)
@@ -394,7 +443,10 @@ class SimulatedFlow:
             self._start_operator(operator)
 
     def _is_damaged(self, current: GenerationModel) -> bool:
-        return any(self.disk.spark[name, current.spark_dirs[name]].is_lost for name in self.graph.operators)
+        return any(self._is_lost(name, current) for name in self.graph.operators)
+
+    def _is_lost(self, operator: OperatorId, current: GenerationModel) -> bool:
+        return self.disk.spark[operator, current.spark_dirs[operator]].is_lost
 
     def _fresh(self, generation: Generation) -> GenerationModel:
         if self.disk.complete() and self.live_manifests():
@@ -410,13 +462,17 @@ class SimulatedFlow:
         )
 
     def _resumed(self, generation: Generation, current: GenerationModel) -> GenerationModel:
-        lineage = {}
-        for name, old in current.lineage.items():
-            entries = self.disk.logs[name].visible(old)
-            end = entries[-1].seq + 1 if entries else old.spans[-1].start
-            lineage[name] = old.fork(generation, Position(end))
+        """All go on; in per-operator mode, one whose directory is lost goes back alone and catches up with its log."""
+        lost = [name for name in self.graph.operators if self._is_lost(name, current)]
+        for name in lost:
+            self.restore_dir(self.newest_manifest(name), name, generation)
+            self.world.counts["alone"] += 1
         return GenerationModel(
-            generation=generation, restored_epoch=None, is_fresh=False, lineage=lineage, spark_dirs=current.spark_dirs
+            generation=generation,
+            restored_epoch=None,
+            is_fresh=False,
+            lineage={name: self.gone_on(name, current, generation) for name in self.graph.operators},
+            spark_dirs={**current.spark_dirs, **dict.fromkeys(lost, generation)},
         )
 
     def _restored(self, generation: Generation, manifest: ManifestModel) -> GenerationModel:
@@ -434,7 +490,10 @@ class SimulatedFlow:
             spark_dirs=dict.fromkeys(self.graph.operators, generation),
         )
 
-    def restore_dir(self, manifest: ManifestModel, operator: OperatorId, generation: Generation) -> None:
+    def restore_dir(self, manifest: ManifestModel | None, operator: OperatorId, generation: Generation) -> None:
+        if manifest is None:
+            self.disk.spark[operator, generation] = SparkDir()
+            return
         record = self.disk.record_of(manifest, operator)
         if record is None or any(blob not in self.disk.blobs for blob in record.blobs):
             raise Violation(f"epoch {manifest.epoch} cannot be restored: content of {operator} is gone")
@@ -448,10 +507,10 @@ class SimulatedFlow:
 
     def _settle_sinks(self) -> None:
         """Undo what sinks published of a history that was given up, be it that the life that gave it up was killed."""
-        live = self.live_manifests()
-        newest = live[-1].epoch if live else NO_EPOCH
         went_back = [g for g, one in self.disk.generations.items() if one.is_fresh or one.restored_epoch is not None]
         for name, sink in self.disk.sinks.items():
+            manifest = self.newest_manifest(self.graph.sinks[name])
+            newest = manifest.epoch if manifest else NO_EPOCH
             if max(went_back, default=0) > self.disk.settled:
                 # What was given out after it is never used again: none of it will ever be published rightly.
                 sink.rewind(newest, self.disk.last_epoch)

@@ -31,6 +31,10 @@ class Graph:
     def sources(self) -> tuple[OperatorId, ...]:
         return tuple(name for name, inputs in self.inputs.items() if not inputs)
 
+    def touched_by(self) -> dict[OperatorId, set[OperatorId]]:
+        """Per channel: who writes or reads it."""
+        return {name: {name, *readers} for name, readers in self.consumers.items()}
+
     def sinks_of(self, operator: OperatorId) -> tuple[SinkId, ...]:
         return tuple(sink for sink, owner in self.sinks.items() if owner == operator)
 

@@ -11,6 +11,7 @@ from cutline.ids import NO_BATCH, START, BatchId, Epoch, Generation, OperatorId,
 from cutline.protocol.agent import Agent, FoundCut
 from cutline.protocol.commit import CommitPermit, StagedOutput
 from cutline.protocol.credits import CreditAccount
+from cutline.protocol.lineage import Lineage
 from cutline.protocol.link import Endpoint, Envelope
 from cutline.protocol.messages import (
     AckRequested,
@@ -100,7 +101,7 @@ class OperatorProcess:
             self.positions = dict(entries[-1].positions)
         barriers = [entry for entry in entries if isinstance(entry, Barrier)]
         self._unsynced = [barrier for barrier in barriers if not barrier.is_synced]
-        open_epochs = self._flow.open_epochs()
+        open_epochs = self._flow.open_epochs(self.operator)
         agent = Agent(
             operator=self.operator,
             inputs=self._graph.inputs[self.operator],
@@ -216,7 +217,7 @@ class OperatorProcess:
                 self.claims.pop(payload.epoch, None)
                 self._acks.pop(payload.epoch, None)
                 if not payload.completed:
-                    self._flow.discard_record(payload.epoch, self.operator, self.generation)
+                    self._flow.discard(payload.epoch)
                 self._handle(payload)
             case CommitPermit():
                 self._permits.append(payload)
@@ -351,7 +352,7 @@ class OperatorProcess:
             yield self._world.between(*self._flow.settings.batch_ms)
             batch = BatchId(self._spark.committed + 1)
             if batch not in self._spark.planned:
-                plan = self._plan()
+                plan = self._logged_plan(batch) if batch <= self.last_batch else self._plan()
                 # An old life finishes what it has begun, but Spark's own log lets it plan nothing more.
                 if plan is None or self.is_zombie:
                     self._is_query_idle = True
@@ -365,6 +366,9 @@ class OperatorProcess:
             if state is None:
                 return
             counts, rows = state
+            logged = self._logged(batch)
+            if logged is not None and logged.rows != rows and not self.is_zombie:
+                raise Violation(f"batch {batch} of {self.operator} was run again and put out something else")
             yield self._world.between(*self._flow.settings.batch_ms)
             if self._world.strikes("query_failed"):
                 continue  # its supervisor starts it again: the batch is run again
@@ -406,6 +410,21 @@ class OperatorProcess:
                 self._world.after(self._world.between(3, 9), self._poke, self)
             return None
         return positions, 0
+
+    def _logged(self, batch: BatchId) -> Data | None:
+        entries = self._log.visible(self._lineage) if batch <= self.last_batch else []
+        return next((entry for entry in entries if isinstance(entry, Data) and entry.batch == batch), None)
+
+    def _logged_plan(self, batch: BatchId) -> tuple[Mapping[OperatorId, Position], int]:
+        """A batch that stands in the log is run again as it was planned then, although its directory was lost."""
+        entry = self._logged(batch)
+        if entry is None:
+            raise Violation(f"batch {batch} of {self.operator} must be run again, and its entry is gone")
+        return entry.positions, entry.count if not self._graph.inputs[self.operator] else 0
+
+    def input_went_on(self, channel: OperatorId, lineage: Lineage) -> None:
+        """Whoever writes an input has come back alone: what follows stands in another generation."""
+        self._input_lineage[channel] = lineage
 
     def _read_so_far(self, batch: BatchId) -> dict[OperatorId, Position]:
         planned = self._spark.planned.get(BatchId(batch - 1))

@@ -117,6 +117,10 @@ class Engine(Protocol):
         """Tell the operator's reader how far it may read a channel."""
         ...
 
+    def expect_restarts(self, operator: OperatorId, are_expected: bool) -> None:
+        """Its query ends now and then only to be started again: what Spark says about that is not worth a line."""
+        ...
+
     def begin_stop(self) -> None:
         """The queries are about to be stopped on purpose: what Spark says about that is not worth a line."""
         ...

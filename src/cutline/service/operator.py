@@ -131,6 +131,8 @@ class OperatorService:
         self._is_abandoned = False
         #: Spark has planned a batch that stands in the log, and otherwise than it was planned then.
         self._is_plan_wrong = False
+        #: It is behind its own log, and its query is started again for each batch of it.
+        self._is_repeating = False
         self.rows_total = 0
         self.batches_total = 0
         #: Batches that stood in the log and were run all the same, to bring the state up to it.
@@ -271,6 +273,7 @@ class OperatorService:
         if batch.batch <= self.channel.last_batch:
             self._repeat(batch)
             return
+        self._set_repeating(False)
         self.credits.begin_batch()
         started = time.perf_counter()
         try:
@@ -297,9 +300,19 @@ class OperatorService:
         self._is_plan_wrong = False
         if not self._keeps_plans:
             return
+        # The query's own first plan is the next batch: of what it finds planned it runs exactly that.
         batch = BatchId(self._snapshots.last_committed(self.spark_checkpoint_dir) + 1)
+        self._set_repeating(batch < self.channel.last_batch)
         if batch <= self.channel.last_batch and self._logged_plan(batch) != self._plan_of(batch):
             self._snapshots.put_plan(self.spark_checkpoint_dir, batch, self._logged_plan(batch))
+
+    def _set_repeating(self, is_repeating: bool) -> None:
+        if is_repeating != self._is_repeating:
+            self._is_repeating = is_repeating
+            self._engine.expect_restarts(self.operator, is_repeating)
+            left = self.channel.last_batch - self._snapshots.last_committed(self.spark_checkpoint_dir)
+            event = "repeats_its_log" if is_repeating else "caught_up_with_its_log"
+            log.info(event, flow=self._flow, operator=self.operator, batches=left)
 
     def is_plan_wrong(self) -> bool:
         """Whether the query has ended only because it must be prepared for the next batch in the log."""

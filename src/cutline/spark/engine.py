@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,9 @@ class SparkEngine:
         self._layout = layout
         self._options = options
         self._frames: dict[OperatorId, DataFrame] = {}
+        self._lock = threading.Lock()
+        #: Operators whose queries are started again after each batch.
+        self._restarting: set[OperatorId] = set()
         # Once, on the session that every operator's is copied from.
         for source in (ChannelSource, GeneratorSource):
             session.dataSource.register(source)
@@ -207,6 +211,13 @@ class SparkEngine:
 
     def _gate_path(self, operator: OperatorId, channel: OperatorId) -> Path:
         return self._layout.gates / operator / f"{channel}.json"
+
+    def expect_restarts(self, operator: OperatorId, are_expected: bool) -> None:
+        with self._lock:
+            before = bool(self._restarting)
+            (self._restarting.add if are_expected else self._restarting.discard)(operator)
+            if bool(self._restarting) != before:
+                self._set_query_log_level("OFF" if self._restarting else "ERROR")
 
     def begin_stop(self) -> None:
         self._set_query_log_level("OFF")

@@ -14,7 +14,7 @@ import pytest
 from cutline.config import ENVIRONMENT_PREFIX
 from cutline.crashpoints import POINTS
 from cutline.errors import ConfigError, FlowFailedError, RecoveryError
-from cutline.ids import NO_BATCH, Epoch
+from cutline.ids import NO_BATCH, Epoch, OperatorId
 from tests.support.killing import is_killed_at
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 from tests.unit.service.test_running import assert_each_once, running
@@ -51,7 +51,9 @@ def test_every_operator_has_its_own_interval(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [(NUMBERS,), (TOTALS,), (NUMBERS, TOTALS)])
-def test_what_has_lost_its_directory_goes_back_alone_and_catches_up(tmp_path: Path, lost: tuple[str, ...]) -> None:
+def test_what_has_lost_its_directory_goes_back_alone_and_catches_up(
+    tmp_path: Path, lost: tuple[OperatorId, ...]
+) -> None:
     with running(tmp_path, **MODE) as flow:
         flow.emit(4)
         flow.checkpoint()
@@ -255,7 +257,10 @@ def test_a_checkpoint_of_another_mode_is_refused(tmp_path: Path) -> None:
 def live(storage: Path, seed: int) -> None:
     """One life: a random run, cut short by the kill or ending by itself."""
     chance = random.Random(seed)
-    settings = {"retain_checkpoints": chance.choice([1, 2]), "max_concurrent_checkpoints": chance.choice([1, 2])}
+    settings: dict[str, Any] = {
+        "retain_checkpoints": chance.choice([1, 2]),
+        "max_concurrent_checkpoints": chance.choice([1, 2]),
+    }
     flow = SparklessFlow(storage, channel_capacity_entries=1_000, **settings, **MODE)
     try:
         for _ in range(chance.randint(3, 25)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,11 @@ from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import Engine, OperatorPlan
 from cutline.protocol.coordinator import Coordinator, EpochNumbers, Settings, Topology
 from cutline.protocol.per_operator import FlowCoordinator, PerOperatorCoordinator
-from cutline.protocol.retention import RetentionPolicy
+from cutline.protocol.retention import EpochNeeds, RetentionPolicy
 from cutline.protocol.trigger import TriggerPolicy, TriggerSettings
 from cutline.service.clock import now_ms
 from cutline.service.coordinator import CoordinatorService
-from cutline.service.janitor import Janitor
+from cutline.service.janitor import Janitor, needs_behind_log
 from cutline.service.lock import FlowLock
 from cutline.service.manifests import batch_in, complete_epoch
 from cutline.service.metrics import Metrics
@@ -117,11 +118,13 @@ def run_on(
     last_epoch = highest_epoch(metadata, recovered, [*snapshots.epochs(), *seen_by_sinks])
     pending = settle_pending(recovered, metadata, snapshots)
     pins = metadata.pins()
+
     janitor = Janitor(
         snapshots=snapshots,
         channels=recovered.channels,
         touched_by={name: {name, *graph.consumers(name)} for name in graph.names},
         check_fence=metadata.check_fence,
+        live_needs=partial(_needs_of_those_behind, recovered, snapshots, layout, options),
     )
     metrics = Metrics(graph.flow)
     settings_of_trigger = trigger_settings(options)
@@ -267,6 +270,20 @@ def run_on(
         run.stop()  # half a flow must not go on behind the error
         raise
     return run
+
+
+def _needs_of_those_behind(
+    recovered: Recovered, snapshots: LocalSnapshotStore, layout: Layout, options: Options
+) -> list[EpochNeeds]:
+    """``recovered`` holds the directories and logs as they are now; those that come back alone are put in."""
+    if not options.is_per_operator:
+        return []  # nobody is ever behind the newest checkpoint
+    committed = {
+        name: snapshots.last_committed(layout.spark_checkpoint_dir(name, spark_dir))
+        for name, spark_dir in recovered.spark_dirs.items()
+    }
+    needs = (needs_behind_log(recovered.channels[name], batch) for name, batch in committed.items())
+    return [one for one in needs if one is not None]
 
 
 def _identify(layout: Layout, graph: FlowGraph) -> None:

@@ -20,6 +20,9 @@ class IdleQuery:
     def is_active(self) -> bool:
         return self._is_active
 
+    def is_idle(self) -> bool:
+        return False
+
     def failure(self) -> str | None:
         return None
 

@@ -160,6 +160,14 @@ class ChannelLog:
         with self._lock:
             return dict(self._entries[-1].positions) if self._entries else {}
 
+    def positions_after(self, batch: BatchId) -> dict[OperatorId, Position]:
+        """How far the operator had read its inputs after a batch; empty if the log does not say, or it had not."""
+        with self._lock:
+            for entry in reversed(self._entries):
+                if entry.batch <= batch:
+                    return dict(entry.positions) if entry.batch == batch else {}
+        return {}
+
     def barriers(self) -> list[BarrierEntry]:
         return [entry for entry in self.entries() if isinstance(entry, BarrierEntry)]
 

@@ -27,8 +27,6 @@ CREATE TABLE IF NOT EXISTS pins (epoch INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS published (sink TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS recoveries (path TEXT PRIMARY KEY, count INTEGER NOT NULL);
 """
-#: What format 2 has that format 1 had not.
-_FROM_VERSION_1 = ("ALTER TABLE epochs ADD COLUMN alone TEXT",)
 
 
 class SqliteMetadata:
@@ -44,9 +42,12 @@ class SqliteMetadata:
         if version > _SCHEMA_VERSION:
             raise UnknownFormatError(f"coordinator records have format {version}", path=path)
         with self._transaction():  # two processes may open it at once
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            for statement in [*_SCHEMA.split(";"), *(_FROM_VERSION_1 if version == 1 else ())]:
+            for statement in _SCHEMA.split(";"):
                 self._db.execute(statement)
+            # By what is there, not by the version: format 1 was written first, and its number afterwards.
+            columns = {name for _, name, *_ in self._db.execute("PRAGMA table_info(epochs)")}
+            if "alone" not in columns:
+                self._db.execute("ALTER TABLE epochs ADD COLUMN alone TEXT")
             self._db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
 
     def _read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:

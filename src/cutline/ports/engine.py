@@ -87,6 +87,10 @@ class Query(Protocol):
 
     def is_active(self) -> bool: ...
 
+    def is_idle(self) -> bool:
+        """Whether it runs no batch and has nothing to run."""
+        ...
+
     def failure(self) -> str | None:
         """The whole error that ended the query, or None."""
         ...

@@ -210,10 +210,13 @@ class SnapshotStore(Protocol):
         """The exact files of a snapshot after ``batch``."""
         ...
 
-    def live_damage(self, spark_checkpoint_dir: Path, last_appended: BatchId, complete: BatchId) -> list[str]:
+    def live_damage(
+        self, spark_checkpoint_dir: Path, last_appended: BatchId, complete: BatchId, *, may_be_behind: bool = False
+    ) -> list[str]:
         """Why a query cannot go on in this folder, given the last batch in its log; empty when it can.
 
-        ``complete``: the operator's cut batch in the newest complete epoch.
+        ``complete``: the operator's cut batch in the newest complete epoch. ``may_be_behind``: by any number of
+        batches, which it will run again from its log.
         """
         ...
 
@@ -276,6 +279,10 @@ class SnapshotStore(Protocol):
         ...
 
     def load_manifest(self, epoch: Epoch) -> Manifest: ...
+
+    def recorded(self, epoch: Epoch) -> frozenset[OperatorId]:
+        """Who has stored a record for an epoch, by the names of the records: also when nothing else can be read."""
+        ...
 
     def load_record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord: ...
 

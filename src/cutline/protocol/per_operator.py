@@ -57,7 +57,7 @@ class PerOperatorCoordinator:
         self._numbers = numbers
         self._owner_of_sink = {sink: part for part in self._parts.values() for sink in part.sinks}
         self._requests: dict[str, _Request] = {}
-        self._is_healthy = True
+        self._reported_healthy = True
 
     # ------------------------------------------------------------------ what others may look at
 
@@ -143,7 +143,10 @@ class PerOperatorCoordinator:
                 open_elsewhere = {epoch for name in others for epoch in self._parts[name].pending}
                 own = tuple(epoch for epoch in event.open_epochs if epoch not in open_elsewhere)
                 return [(event.operator, replace(event, open_epochs=own))]
-            case ProgressMade() | SnapshotFailed() | SinkCommitted() | SinkCommitFailed():
+            case ProgressMade():
+                # Each operator's own batches and rows count towards its own checkpoint.
+                return [(event.operator, replace(event, is_source=True))]
+            case SnapshotFailed() | SinkCommitted() | SinkCommitFailed():
                 return [(event.operator, event)]
             case PendingStored() | ManifestStored() | ManifestRefused() | AbortStored():
                 return [(name, event) for name, part in self._parts.items() if event.epoch in part.pending]
@@ -189,9 +192,9 @@ class PerOperatorCoordinator:
         return joined
 
     def _health(self, action: ReportHealth) -> list[ReportHealth]:
-        if self.is_healthy == self._is_healthy:
+        if self.is_healthy == self._reported_healthy:
             return []
-        self._is_healthy = self.is_healthy
+        self._reported_healthy = self.is_healthy
         return [action]
 
     def _answer(self, action: AnswerRequest) -> list[AnswerRequest]:

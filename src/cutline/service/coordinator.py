@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from cutline.crashpoints import crashpoint
 from cutline.errors import CheckpointFailedError, FencedError, UnknownEpochError
-from cutline.ids import NO_EPOCH, Epoch, FlowName, Generation, OperatorId, SinkId
+from cutline.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
 from cutline.logs import get_logger
 from cutline.ports import EpochOutcome, Manifest, MetadataStore, PendingRecord, SnapshotStore, Tombstone
 from cutline.protocol.coordinator import StoredPending
@@ -170,6 +170,11 @@ class CoordinatorService:
             if any(operator in pending.awaiting for pending in self._core.pending.values()):
                 return None
             return max((item.epoch for item in self._core.complete if operator in item.batches), default=NO_EPOCH)
+
+    def complete_epochs(self, operator: OperatorId) -> dict[Epoch, BatchId]:
+        """The operator's complete epochs of the present history, ascending, and where it had cut for them."""
+        with self._lock:
+            return {item.epoch: item.batches[operator] for item in self._core.complete if operator in item.batches}
 
     def generation(self) -> Generation:
         with self._lock:

@@ -25,7 +25,8 @@ class Credits:
         self._waiting = False
         self._in_batch = False
         self._changed = threading.Condition()
-        for entry in log.on_append(self._appended):
+        self._listener = self._appended  # one object, so that it can be forgotten
+        for entry in log.on_append(self._listener):
             self._appended(entry)
 
     def _appended(self, entry: Entry) -> None:
@@ -99,3 +100,4 @@ class Credits:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self._log.forget(self._listener)

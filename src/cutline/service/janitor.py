@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from cutline.channels.log import ChannelLog
-from cutline.ids import Epoch, OperatorId
+from cutline.ids import START, BatchId, Epoch, OperatorId
 from cutline.logs import get_logger
 from cutline.ports import Manifest, SnapshotStore
 from cutline.protocol.messages import ReleaseEpochs
@@ -24,6 +24,19 @@ def needs_of(manifest: Manifest) -> EpochNeeds:
     )
 
 
+def needs_behind_log(channel: ChannelLog, committed: BatchId) -> EpochNeeds | None:
+    """What an operator needs that has finished ``committed`` and has more batches in its log; None if it has not."""
+    following = channel.find_batch(BatchId(committed + 1))
+    if committed >= channel.last_batch or following is None:
+        return None
+    read = channel.positions_after(committed)
+    inputs = {name: read.get(name, START) for name in following.positions}
+    # The entry of the batch that it has finished stays too: it says from where on the next one reads.
+    finished = channel.find_batch(committed) or following
+    # No snapshot of its own: it says what must stay, not that somebody could begin from there.
+    return EpochNeeds(operators=(), channels={channel.operator: finished.seq, **inputs})
+
+
 class Janitor:
     """One thread; requests are taken in the order in which they come."""
 
@@ -34,12 +47,15 @@ class Janitor:
         channels: Mapping[OperatorId, ChannelLog],
         touched_by: Mapping[OperatorId, Collection[OperatorId]],
         check_fence: Callable[[], None] = lambda: None,
+        live_needs: Callable[[], Iterable[EpochNeeds]] = tuple,
     ) -> None:
         """``touched_by``: who writes and reads each channel.
 
+        ``live_needs``: what operators need that are behind their own logs, perhaps by more than their newest snapshot.
         ``check_fence`` raises when another process runs the flow: it is asked before anything is deleted.
         """
         self._touched_by = touched_by
+        self._live_needs = live_needs
         self._check_fence = check_fence
         #: Held while something is deleted; who reads logs anew, as a region that goes back, holds it too.
         self.at_rest = threading.Lock()
@@ -80,7 +96,8 @@ class Janitor:
             needs = [needs_of(self._snapshots.load_manifest(epoch)) for epoch in request.retained]
             gone = self._snapshots.collect(self._doomed, request.open_from, self._check_fence)
             self._doomed.clear()
-            for name, below in truncation_points(needs, self._touched_by).items():
+            # Asked for under the lock, and after an operator that went back is in its new directory.
+            for name, below in truncation_points([*needs, *self._live_needs()], self._touched_by).items():
                 self._check_fence()
                 self._channels[name].truncate(below)
         if gone:

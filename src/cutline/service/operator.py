@@ -137,6 +137,8 @@ class OperatorService:
         self.batches_total = 0
         #: Batches that stood in the log and were run all the same, to bring the state up to it.
         self.repeated_total = 0
+        #: It has run again the last batch that stood in its log.
+        self.has_caught_up = False
         self.last_batch_ms = 0.0
 
     def _recovered_agent(
@@ -294,6 +296,7 @@ class OperatorService:
             raise StopAtBoundary
         batch.run_to_end()
         self.repeated_total += 1
+        self.has_caught_up = batch.batch == self.channel.last_batch
 
     def prepare_query(self) -> None:
         """To be asked before the query is started: what stands in the log is run again exactly as it was planned."""
@@ -313,6 +316,10 @@ class OperatorService:
             left = self.channel.last_batch - self._snapshots.last_committed(self.spark_checkpoint_dir)
             event = "repeats_its_log" if is_repeating else "caught_up_with_its_log"
             log.info(event, flow=self._flow, operator=self.operator, batches=left)
+
+    def is_repeating(self) -> bool:
+        """Whether it runs batches that stand in its log, to bring its state up to it."""
+        return self._is_repeating
 
     def is_plan_wrong(self) -> bool:
         """Whether the query has ended only because it must be prepared for the next batch in the log."""

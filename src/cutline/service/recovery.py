@@ -18,7 +18,7 @@ from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
 from cutline.errors import CutlineError, FencedError, FlowDefinitionError, RecoveryError
 from cutline.graph import FlowGraph
-from cutline.ids import NO_EPOCH, START, Epoch, Generation, OperatorId, Position, SinkId
+from cutline.ids import NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
 from cutline.logs import get_logger
 from cutline.ports import (
@@ -278,9 +278,13 @@ class Recovery:
                 continue
             channels[operator] = channel
             folder = self._layout.spark_checkpoint_dir(operator, current.spark_dirs[operator])
-            for problem in self._snapshots.live_damage(folder, channel.last_batch, batch_in(manifests, operator)):
+            complete = batch_in(manifests, operator)
+            behind = self._is_per_operator
+            for problem in self._snapshots.live_damage(folder, channel.last_batch, complete, may_be_behind=behind):
                 self._problem(f"{operator}: {problem}")
                 self._damaged.add(operator)
+        if self._is_per_operator and healthy:
+            self._note_who_cannot_catch_up(channels, current)
         unread = {name: self._unread_from(name, channels, current) for name in channels}
         for problem in [*_missing_ends(channels, manifests), *_missing_input(channels, unread)]:
             self._problem(problem)
@@ -298,12 +302,26 @@ class Recovery:
         for consumer in self._graph.consumers(name):
             if consumer not in channels or consumer in self._damaged:
                 continue  # if it goes back, what it reads is checked then
-            folder = self._layout.spark_checkpoint_dir(consumer, current.spark_dirs[consumer])
-            own = channels[consumer]
-            is_done = self._snapshots.is_committed(folder, own.last_batch)
-            entries = [entry for entry in own.entries() if is_done or entry.batch < own.last_batch]
-            positions.append(entries[-1].positions.get(name, START) if entries else START)
+            committed = self._committed(consumer, current)
+            positions.append(channels[consumer].positions_after(committed).get(name, START))
         return min(positions, default=None)
+
+    def _committed(self, operator: OperatorId, current: GenerationRecord) -> BatchId:
+        folder = self._layout.spark_checkpoint_dir(operator, current.spark_dirs[operator])
+        return self._snapshots.last_committed(folder)
+
+    def _note_who_cannot_catch_up(self, channels: Mapping[OperatorId, ChannelLog], current: GenerationRecord) -> None:
+        """A directory that is behind its log is sound only if the log says how to go on."""
+        for operator in self._graph.names:
+            if operator in self._damaged:
+                continue
+            is_stateful = self._plans[operator].is_stateful
+            try:
+                committed = self._committed(operator, current)
+                self._restorer.check_repeatable(operator, committed, channels, is_stateful=is_stateful)
+            except CutlineError as error:
+                self._problem(f"{operator}: {error}")
+                self._damaged.add(operator)
 
     # ------------------------------------------------------------------ per-operator mode
 
@@ -348,11 +366,11 @@ class Recovery:
         )
 
     def _refuse_unreadable(self, manifests: list[Manifest]) -> None:
-        """Whose it is cannot be read either, so one that may be anybody's newest cannot be done without."""
-        oldest = min((epoch_in(manifests, name) for name in self._graph.names), default=NO_EPOCH)
-        lost = [epoch for epoch in self._unreadable if epoch > oldest]
-        if lost:
-            raise self._beyond_repair("; ".join(self._problems))
+        """An operator's newest epoch cannot be done without: its sinks may have published it."""
+        for epoch in self._unreadable:
+            owners = self._snapshots.recorded(epoch) or frozenset(self._graph.names)
+            if any(epoch > epoch_in(manifests, owner) for owner in owners):
+                raise self._beyond_repair("; ".join(self._problems))
 
     def _beyond_repair(self, why: str) -> RecoveryError:
         return RecoveryError(

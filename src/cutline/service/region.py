@@ -14,16 +14,15 @@ from dataclasses import dataclass
 
 from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
-from cutline.errors import FencedError, FlowFailedError, RecoveryError
+from cutline.errors import CutlineError, FencedError, FlowFailedError, RecoveryError
 from cutline.graph import FlowGraph
-from cutline.ids import NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
+from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
 from cutline.logs import get_logger
-from cutline.ports import MetadataStore, OperatorPlan, Sink, SnapshotStore
+from cutline.ports import Manifest, MetadataStore, OperatorPlan, Sink, SnapshotStore
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import region_of
 from cutline.service.coordinator import CoordinatorService
-from cutline.service.manifests import batch_in
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 from cutline.service.recovery import sweep_spark_dirs
@@ -38,12 +37,25 @@ _LOOK_SECONDS = 0.02
 _BATCH_SECONDS = 10.0
 #: Aborting what is pending takes one record each; longer than this and something is very wrong.
 _SETTLE_SECONDS = 60.0
+#: So often an operator may go back alone, catch up with its log and not get any further.
+_TIMES_IN_VAIN = 3
 #: How long the end of the flow waits for a region that is on its way back.
 _STOP_SECONDS = 120.0
 
 
 class _NoHelpError(Exception):
     """Going back has not helped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Return:
+    """When an operator last went back."""
+
+    #: Where to, and the furthest batch it had reached before.
+    epoch: Epoch
+    reached: BatchId
+    #: How often it has gone back there since, without having got any further.
+    times: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +121,7 @@ class RegionRecovery:
         self._is_stopped = threading.Event()
         #: Operators that have failed and whose region is not back yet.
         self._failing: set[OperatorId] = set()
-        #: Per operator: the epoch that its region last went back to, and the furthest batch it had reached before.
-        self._last: dict[OperatorId, tuple[Epoch, BatchId]] = {}
+        self._last: dict[OperatorId, _Return] = {}
 
     def stop(self) -> None:
         """Bring nothing back any more; what is under way is finished first, or given up before it starts anything."""
@@ -162,7 +173,7 @@ class RegionRecovery:
             path = "regional"
         self._metadata.count_recovery(path)
         self._metrics.recovered(path, time.monotonic() - begun)
-        log.warning("region_restored", flow=self._graph.flow, operator=failed, path=path)
+        log.warning("came_back", flow=self._graph.flow, operator=failed, path=path)
 
     def _restore_region(self, service: OperatorService, error: FlowFailedError) -> None:
         failed = service.operator
@@ -203,7 +214,9 @@ class RegionRecovery:
         with self._parts.collection_at_rest:
             generation = self._metadata.advance_generation()
             folder = self._layout.spark_checkpoint_dir(failed, generation)
-            manifests = [self._snapshots.load_manifest(epoch) for epoch in self._snapshots.epochs()]
+            # Those that the coordinator knows: on the disk may be others, of a history that was left.
+            complete = self._coordinator.complete_epochs(failed)
+            manifests = [manifest for epoch in complete if (manifest := self._readable(epoch)) is not None]
             is_stateful = self._plans[failed].is_stateful
             self._restorer.build_alone(failed, manifests, self._parts.channels, folder, is_stateful=is_stateful)
             crashpoint("restore-dirs-built", failed)
@@ -214,17 +227,29 @@ class RegionRecovery:
             crashpoint("restore-generation", failed)
             self._metadata.check_fence()
             channel.fork(generation)
+            abort_invisible(channel, self._sinks)
             channel.sweep()
-        self._start(frozenset({failed}), generation, {failed: batch_in(manifests, failed)})
+        self._start(frozenset({failed}), generation, {failed: max(complete.values(), default=NO_BATCH)})
         sweep_spark_dirs(self._layout, {failed: generation})
+
+    def _readable(self, epoch: Epoch) -> Manifest | None:
+        try:
+            return self._snapshots.load_manifest(epoch)
+        except CutlineError as error:
+            self._problem(f"epoch {epoch}: {error}")
+            return None
 
     def _refuse_to_go_in_circles(self, service: OperatorService, epoch: Epoch) -> None:
         """Going back a second time to the same place, without having got any further, would never end."""
         reached = service.channel.last_batch
         last = self._last.get(service.operator)
-        if last is not None and last[0] == epoch and reached <= last[1]:
-            raise _NoHelpError
-        self._last[service.operator] = (epoch, reached)
+        times = 0
+        if last is not None and last.epoch == epoch and reached <= last.reached:
+            # Its log does not go back with it when it goes back alone: that it has caught up is something, a few times.
+            times = last.times + 1
+            if not service.has_caught_up or times > _TIMES_IN_VAIN:
+                raise _NoHelpError
+        self._last[service.operator] = _Return(epoch, reached, times)
 
     def _newest_checkpoint(self, failed: OperatorId) -> Epoch:
         """Once nothing is pending any more that would have to wait for it."""

@@ -62,7 +62,7 @@ class Restorer:
         for manifest in reversed([one for one in manifests if operator in one.operators]):
             cut = manifest.operators[operator]
             try:
-                repeated = self._to_repeat(operator, cut.batch, cut.positions, channels)
+                repeated = self._to_repeat(operator, cut.batch, cut.positions, channels, is_stateful=is_stateful)
                 record = self._verified_record(manifest, operator)
                 self._snapshots.restore(record, folder)
                 self._plan_ahead(folder, repeated, is_stateful=is_stateful)
@@ -71,7 +71,7 @@ class Restorer:
                 continue
             return manifest.epoch
         try:
-            repeated = self._to_repeat(operator, NO_BATCH, {}, channels)
+            repeated = self._to_repeat(operator, NO_BATCH, {}, channels, is_stateful=is_stateful)
         except DamagedRecordError as error:
             raise RecoveryError(
                 f"no checkpoint of it can be used, and its log does not reach back to the beginning: {error}",
@@ -83,12 +83,22 @@ class Restorer:
         self._plan_ahead(folder, repeated, is_stateful=is_stateful)
         return NO_EPOCH
 
+    def check_repeatable(
+        self, operator: OperatorId, committed: BatchId, channels: Mapping[OperatorId, ChannelLog], *, is_stateful: bool
+    ) -> None:
+        """Raise DamagedRecordError if its log does not say how to go on after the batch that it has finished."""
+        own = channels[operator]
+        if committed < own.last_batch:
+            self._to_repeat(operator, committed, own.positions_after(committed), channels, is_stateful=is_stateful)
+
     def _to_repeat(
         self,
         operator: OperatorId,
         after: BatchId,
         read: Mapping[OperatorId, Position],
         channels: Mapping[OperatorId, ChannelLog],
+        *,
+        is_stateful: bool,
     ) -> list[DataEntry]:
         """The batches in its log that follow ``after``, with all that is needed to run them again."""
         own = channels[operator]
@@ -98,7 +108,8 @@ class Restorer:
         unplanned = [entry.batch for entry in entries if not entry.plan]
         if unplanned:
             raise DamagedRecordError(f"its log does not say how batch {unplanned[0]} was planned", channel=operator)
-        for name in self._graph.node(operator).inputs:
+        # Without state nothing is run again, so no input is read again.
+        for name in self._graph.node(operator).inputs if is_stateful else ():
             first = read.get(name, START)
             if channels[name].start > first:
                 raise DamagedRecordError(f"log begins at {channels[name].start}, needed from {first}", channel=name)

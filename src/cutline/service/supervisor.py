@@ -16,6 +16,8 @@ from cutline.service.operator import OperatorService
 log = get_logger(__name__)
 
 _LOOK_SECONDS = 0.1
+#: A query that is behind its log and idle for so many looks must be started again to go on.
+_IDLE_LOOKS = 10
 
 
 class Supervisor:
@@ -83,10 +85,16 @@ class Supervisor:
                 self._on_fatal(error)
 
     def _keep_running(self) -> None:
-        failures, last_batches, last_repeated = 0, -1, -1
+        failures, last_batches, last_repeated, idle_looks = 0, -1, -1, 0
         while not self._stopping.wait(_LOOK_SECONDS):
             query = self._query
             if query is None or query.is_active():
+                idle_looks = idle_looks + 1 if query and self._service.is_repeating() and query.is_idle() else 0
+                if query and idle_looks > _IDLE_LOOKS:
+                    # Spark sees no reason for the next batch of the log: prepared for it, it runs it all the same.
+                    idle_looks = 0
+                    query.stop()
+                    self._start_query()
                 continue
             error = query.failure() or "the query ended without an error"
             if self._stopping.is_set():
@@ -96,8 +104,9 @@ class Supervisor:
                 self._start_query()  # one batch of the log after the other, each as it was planned
                 continue
             # Progress since the last failure starts the count anew: only failing on the spot is hopeless.
-            failures = 1 if self._service.batches_total > last_batches else failures + 1
-            last_batches = self._service.batches_total
+            batches = self._service.batches_total + self._service.repeated_total
+            failures = 1 if batches > last_batches else failures + 1
+            last_batches = batches
             if failures > self._options.restart_limit:
                 self._on_given_up(
                     self._service,

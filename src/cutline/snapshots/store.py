@@ -69,14 +69,18 @@ class LocalSnapshotStore:
     def files_of(self, spark_checkpoint_dir: Path, batch: BatchId) -> FileSet:
         return closure(spark_checkpoint_dir, batch)
 
-    def live_damage(self, spark_checkpoint_dir: Path, last_appended: BatchId, complete: BatchId) -> list[str]:
+    def live_damage(
+        self, spark_checkpoint_dir: Path, last_appended: BatchId, complete: BatchId, *, may_be_behind: bool = False
+    ) -> list[str]:
         planned, committed = last_batches(spark_checkpoint_dir)
-        if committed < complete:
+        if may_be_behind and planned == NO_BATCH < last_appended:
+            return ["there is nothing of Spark's in its folder"]
+        if committed < complete and not may_be_behind:
             # It would run again batches whose input may have been let go of.
             return [f"Spark has committed batch {committed}, but batch {complete} is part of a checkpoint"]
-        if not committed <= last_appended <= committed + 1:
+        if committed > last_appended or (last_appended > committed + 1 and not may_be_behind):
             return [f"Spark has committed batch {committed}, the log ends with batch {last_appended}"]
-        if not committed <= planned <= committed + 1 or last_appended > planned:
+        if not committed <= planned <= committed + 1 or (last_appended > planned and not may_be_behind):
             return [f"Spark has planned batch {planned} and committed {committed}, the log ends with {last_appended}"]
         try:
             if planned > committed:
@@ -233,6 +237,12 @@ class LocalSnapshotStore:
                 "operator record is not the one the manifest names", path=path, epoch=manifest.epoch, operator=operator
             )
         return stored.record
+
+    def recorded(self, epoch: Epoch) -> frozenset[OperatorId]:
+        with contextlib.suppress(FileNotFoundError):
+            names = (path.name for path in self._layout.checkpoint(epoch).glob("*.g*.json"))
+            return frozenset(OperatorId(name.rsplit(".g", 1)[0]) for name in names)
+        return frozenset()
 
     def damage(self, record: OperatorRecord) -> list[str]:
         found = (self._blobs.damage(file) for file in record.files())

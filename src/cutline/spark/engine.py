@@ -95,6 +95,11 @@ class SparkQuery:
         except JvmLostError:
             return False
 
+    def is_idle(self) -> bool:
+        with _asking_jvm(self._flow):
+            status = self._query.status
+            return not status["isTriggerActive"] and not status["isDataAvailable"]
+
     def failure(self) -> str | None:
         """Raises JvmLostError when there is nobody left to ask, and nothing that another start of it could help."""
         with _asking_jvm(self._flow):

@@ -231,7 +231,8 @@ def test_a_file_of_a_newer_version_is_left_alone(path: Path) -> None:
         SqliteMetadata(path)
 
 
-def test_a_file_of_format_1_is_taken_over(path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 0])  # the number was written last: killed before it, it is 0
+def test_a_file_of_format_1_is_taken_over(path: Path, version: int) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.execute(
             "CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, generation INTEGER NOT NULL, started_ms INTEGER NOT NULL, "
@@ -239,7 +240,7 @@ def test_a_file_of_format_1_is_taken_over(path: Path) -> None:
             "reason TEXT, details BLOB)"
         )
         db.execute("INSERT INTO epochs (epoch, generation, started_ms, alignment_limit_ms) VALUES (1, 1, 5, 50)")
-        db.execute("PRAGMA user_version=1")
+        db.execute(f"PRAGMA user_version={version}")
         db.commit()
     for _ in range(2):
         with closing(SqliteMetadata(path)) as store:

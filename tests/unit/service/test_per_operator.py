@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cutline.config import ENVIRONMENT_PREFIX
 from cutline.crashpoints import POINTS
 from cutline.errors import ConfigError, FlowFailedError, RecoveryError
-from cutline.ids import NO_BATCH, Epoch, OperatorId
+from cutline.ids import NO_BATCH, Epoch, OperatorId, Position
+from cutline.snapshots.store import LocalSnapshotStore
 from tests.support.killing import is_killed_at
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 from tests.unit.service.test_running import assert_each_once, running
@@ -154,7 +156,7 @@ def test_killed_while_an_operator_goes_back_alone(tmp_path: Path, point: str) ->
 
     assert is_killed_at(f"{point}:{TOTALS}", life)
     with running(tmp_path, **MODE) as flow:
-        assert flow.recovered.path == "alone"
+        assert flow.recovered.path == ("alone" if point == "restore-dirs-built" else "resume")
         flow.emit(1)
         flow.drain()
         assert_each_once(flow.sink.rows())
@@ -249,6 +251,125 @@ def test_what_means_nothing_is_refused(tmp_path: Path, settings: Any, own: Any, 
 def test_a_checkpoint_of_another_mode_is_refused(tmp_path: Path) -> None:
     with running(tmp_path, **MODE) as flow, pytest.raises(ConfigError, match="does not go with"):
         flow.run.trigger_checkpoint(mode="aligned")
+
+
+# ------------------------------------------------------------------------------------------- what a review has found
+
+
+def test_input_stays_for_one_who_repeats_from_further_back_than_its_newest_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, retain_checkpoints=2, **MODE) as flow:
+        flow.emit(4)
+        flow.checkpoint()
+        flow.emit(3)
+        lose(flow, TOTALS)
+    own: dict[Any, dict[str, Any]] = {NUMBERS: {"checkpoint_interval": "10ms"}}
+    rotten = {2: ["rotten"]}  # the one checkpoint of ``totals``
+    monkeypatch.setattr(LocalSnapshotStore, "damage", lambda _, record: rotten.get(record.epoch, []))
+    for batches in (2, 7):
+        with running(tmp_path, own=own, retain_checkpoints=2, **MODE) as flow:
+            assert flow.recovered.path == ("alone" if batches == 2 else "resume")
+            newest = max(epochs_of(flow, NUMBERS))
+            flow.wait(lambda newest=newest: min(epochs_of(flow, NUMBERS)) > newest)  # type: ignore[misc]
+            while flow.snapshots.last_committed(flow.spark_dir(TOTALS)) < batches - 1:
+                assert flow.step(TOTALS)
+    with running(tmp_path, **MODE) as flow:
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_what_was_repeated_is_not_repeated_again_after_a_stop(tmp_path: Path) -> None:
+    with running(tmp_path, **MODE) as flow:
+        flow.emit(3)
+        flow.checkpoint()
+        flow.emit(6)
+        lose(flow, TOTALS)
+    with running(tmp_path, **MODE) as flow:
+        while flow.snapshots.last_committed(flow.spark_dir(TOTALS)) < 6:
+            assert flow.step(TOTALS)
+    with running(tmp_path, **MODE) as flow:
+        assert flow.recovered.path == "resume"
+        assert flow.snapshots.last_committed(flow.spark_dir(TOTALS)) >= 6
+        _catch_up(flow)
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_a_manifest_of_another_history_decides_nothing(tmp_path: Path) -> None:
+    """A life that was thought dead has completed an epoch in its own logs."""
+    with running(tmp_path, retain_checkpoints=3, **MODE) as flow:
+        flow.emit(3)
+        flow.checkpoint()
+        flow.emit(4)
+        manifest = flow.snapshots.load_manifest(Epoch(2))
+        cut, last = manifest.operators[TOTALS], flow.operators[TOTALS].channel.last_batch
+        foreign = msgspec.structs.replace(
+            manifest,
+            epoch=Epoch(30),
+            operators={TOTALS: msgspec.structs.replace(cut, batch=last, barrier=Position(cut.barrier + 50))},
+            channels={TOTALS: msgspec.structs.replace(manifest.channels[TOTALS], barrier=Position(cut.barrier + 50))},
+        )
+        records = flow.layout.checkpoint(Epoch(2))
+        shutil.copytree(records, flow.layout.checkpoint(Epoch(30)), ignore=shutil.ignore_patterns("manifest.json"))
+    with running(tmp_path, retain_checkpoints=3, **MODE) as flow:
+        flow.snapshots.store_manifest(foreign)
+        lose(flow, TOTALS)
+        flow.fail(TOTALS)
+        _catch_up(flow)
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 8
+
+
+def test_a_damaged_checkpoint_that_nobody_needs_bars_nothing(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=3, **MODE) as flow:
+        for _ in range(2):
+            flow.emit(1)
+            flow.checkpoint()
+        flow.layout.manifest(Epoch(1)).write_bytes(b"{}")
+    with running(tmp_path, retain_checkpoints=3, **MODE) as flow:
+        lose(flow, TOTALS)
+        flow.fail(TOTALS)
+        _catch_up(flow)
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_batches_of_each_operator_count_towards_its_own_checkpoint(tmp_path: Path) -> None:
+    with running(tmp_path, checkpoint_every_batches=3, **MODE) as flow:
+        flow.emit(4)
+        flow.wait(lambda: bool(epochs_of(flow, NUMBERS)) and bool(epochs_of(flow, TOTALS)))
+
+
+def test_one_that_caught_up_and_fails_again_may_go_back_again_but_not_for_ever(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path, **MODE)
+    flow.emit(2)
+    flow.checkpoint()
+    flow.emit(3)
+    for _ in range(4):
+        lose(flow, TOTALS)
+        flow.fail(TOTALS)
+        _catch_up(flow)
+    lose(flow, TOTALS)
+    flow.fail(TOTALS)
+    with pytest.raises(FlowFailedError, match="it fails"):
+        flow.run.await_termination(20)
+
+
+def test_services_that_are_gone_listen_no_more(tmp_path: Path) -> None:
+    with running(tmp_path, **MODE) as flow:
+        flow.emit(2)
+        flow.checkpoint()
+        before = len(flow.operators[NUMBERS].channel._listeners)
+        flow.emit(1)
+        lose(flow, NUMBERS)
+        flow.fail(NUMBERS)
+        assert len(flow.operators[NUMBERS].channel._listeners) == before
 
 
 # ------------------------------------------------------------------------------------------- random lives

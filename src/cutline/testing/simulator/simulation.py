@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from cutline.errors import CutlineError
-from cutline.ids import Epoch
+from cutline.ids import NO_EPOCH, Epoch
 from cutline.protocol.messages import CheckpointOptions, CheckpointRequested, PinChanged
 from cutline.testing.simulator.coordinator import CoordinatorProcess
 from cutline.testing.simulator.disk import Data
@@ -312,13 +312,13 @@ class _Simulation:
         reached = {blob for one in live for name in flow.graph.operators for blob in _blobs(flow, one.epoch, name)}
         if disk.blobs - reached - flow.claims():
             return False
-        kept = {one.epoch for one in live}
+        oldest = live[0].epoch if live else NO_EPOCH
         for name in flow.graph.operators:
             needed = min(one.needed_from(name) for one in live if name in one.read)
             entries = disk.logs[name].visible(flow.current_generation().lineage[name])
             if any(isinstance(entry, Data) and entry.seq < needed for entry in entries[:-1]):
                 return False
-        return all(epoch in kept for epoch, _, _ in disk.records)
+        return all(epoch >= oldest for epoch, _, _ in disk.records)
 
 
 def _blobs(flow: SimulatedFlow, epoch: Epoch, operator: object) -> tuple[object, ...]:

@@ -79,5 +79,9 @@ class NotDone(StoreError):  # noqa: N818 (named for the outcome)
     """The operation certainly did not take effect; it may be retried as it is."""
 
 
+class MissingObject(NotDone):  # noqa: N818 (named for the outcome)
+    """There is no such object."""
+
+
 class OutcomeUnknown(StoreError):  # noqa: N818 (named for the outcome)
     """The operation may have taken effect; read back before retrying."""

@@ -14,6 +14,7 @@ from cutline.ports.engine import (
     StreamingBatch,
 )
 from cutline.ports.metadata import EpochOutcome, MetadataStore, PendingRecord
+from cutline.ports.objects import ObjectInfo, ObjectStore
 from cutline.ports.sinks import Piece, Sink, SinkContext, StageAttempt, StagedBatch, Stager, StageWriter
 from cutline.ports.snapshots import (
     ChannelCut,
@@ -44,6 +45,8 @@ __all__ = [
     "InFlight",
     "Manifest",
     "MetadataStore",
+    "ObjectInfo",
+    "ObjectStore",
     "OperatorCut",
     "OperatorPlan",
     "OperatorRecord",

@@ -16,6 +16,7 @@ from cutline.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "CUTLINE_"
 Mode = Literal["auto", "aligned", "unaligned", "per-operator"]
+Tier = Literal["local", "remote"]
 StateBackend = Literal["rocksdb-changelog", "rocksdb", "heap"]
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -116,6 +117,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     message_retry_ms: int = 500
     message_retry_limit: int = 8
     state_backend: StateBackend = "rocksdb-changelog"
+    #: Where checkpoints are copied to: "s3://bucket/prefix", "gs://…", "az://…", a folder on another disk. "": nowhere.
+    remote: str = ""
+    #: What the object store's client needs beside the environment: endpoint, region … No secrets belong here.
+    remote_options: dict[str, str] = {}
+    #: A checkpoint is complete when this tier has it.
+    durable: Tier = "local"
+    #: At least so long between two copies; 0: every checkpoint, or the newest one when they come faster.
+    replicate_interval_ms: int = 0
+    #: What no checkpoint needs is left in the remote tier for so long: somebody may be about to need it.
+    remote_grace_ms: int = 3_600_000
     #: By the operator's name; wins over what the flow's code says of it.
     operators: dict[str, OperatorOptions] = {}
 
@@ -139,6 +150,8 @@ _DURATIONS = {
     "operator_timeout": "operator_timeout_ms",
     "retain_age": "retain_age_ms",
     "message_retry": "message_retry_ms",
+    "replicate_interval": "replicate_interval_ms",
+    "remote_grace": "remote_grace_ms",
 }
 #: Zero would mean "at once, and never anything else".
 _ABOVE_ZERO = {
@@ -158,10 +171,21 @@ _COUNTS = {
     "tolerable_failures": 0,
     "message_retry_limit": 0,
 }
-_CHOICES: dict[str, tuple[str, ...]] = {"mode": get_args(Mode), "state_backend": get_args(StateBackend)}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "mode": get_args(Mode),
+    "state_backend": get_args(StateBackend),
+    "durable": get_args(Tier),
+}
 
 #: The names a user writes, in every place where options can be set.
-OPTION_NAMES: tuple[str, ...] = ("storage", *_DURATIONS, *_SIZES, *_COUNTS, *_CHOICES, "operators")
+OPTION_NAMES: tuple[str, ...] = (
+    *("storage", "remote"),
+    *_DURATIONS,
+    *_SIZES,
+    *_COUNTS,
+    *_CHOICES,
+    *("remote_options", "operators"),
+)
 #: Those of them that an operator may have for itself.
 OPERATOR_OPTION_NAMES: tuple[str, ...] = ("mode", "alignment_timeout", "checkpoint_timeout", "checkpoint_interval")
 
@@ -190,6 +214,14 @@ def _field(name: str, value: Any) -> tuple[str, Any]:
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
             raise ConfigError(f"{name}: {value!r} is not a folder")
         return name, os.fspath(value)
+    if name == "remote":
+        if not isinstance(value, str | os.PathLike):
+            raise ConfigError(f"{name}: {value!r} is not a place", next_step='write for example "s3://bucket/prefix"')
+        return name, os.fspath(value)
+    if name == "remote_options":
+        if not isinstance(value, Mapping) or not all(isinstance(one, str) for pair in value.items() for one in pair):
+            raise ConfigError(f"{name}: not a table of texts", next_step="write [remote_options] in cutline.toml")
+        return name, dict(value)
     if name == "operators":
         return name, _operators(value)
     raise ConfigError(f"unknown option {name!r}", next_step=f"options are: {', '.join(OPTION_NAMES)}")

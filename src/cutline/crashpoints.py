@@ -48,6 +48,13 @@ POINTS: tuple[str, ...] = (
     "restore-dirs-built",  # new Spark directories exist; the generation that uses them does not
     "restore-generation",  # the new generation exists; sinks were not yet rewound, nothing runs
 )
+#: Passed only by flows that have a remote tier.
+REMOTE_POINTS: tuple[str, ...] = (
+    "remote-sent",  # all that a checkpoint needs is in the remote tier, but not its manifest
+    "remote-sealed",  # the checkpoint is in the remote tier; nobody here knows
+    "remote-fetched-records",  # manifests and records are back; no content is
+    "remote-fetched",  # everything is back; nothing is decided
+)
 
 _lock = threading.Lock()
 _passes = 0

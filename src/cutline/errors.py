@@ -55,6 +55,10 @@ class UnknownEpochError(CutlineError):
     """There is no complete checkpoint of this number, or it was let go of."""
 
 
+class UnknownSavepointError(CutlineError):
+    """There is no savepoint of this name."""
+
+
 class FlowFailedError(CutlineError):
     """The running flow gave up: an operator failed more often than its restart limit."""
 
@@ -79,7 +83,7 @@ class NotDone(StoreError):  # noqa: N818 (named for the outcome)
     """The operation certainly did not take effect; it may be retried as it is."""
 
 
-class MissingObject(NotDone):  # noqa: N818 (named for the outcome)
+class MissingObject(NotDone):
     """There is no such object."""
 
 

@@ -66,6 +66,13 @@ class Layout:
         return self.pins / f"{epoch:012d}" / operator
 
     @property
+    def savepoints(self) -> Path:
+        return self.root / "savepoints"
+
+    def savepoint(self, name: str) -> Path:
+        return self.savepoints / name
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

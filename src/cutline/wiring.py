@@ -14,7 +14,7 @@ from cutline.config import OperatorOptions, Options, build_options, environment_
 from cutline.errors import ConfigError, FlowFailedError
 from cutline.flow import Flow
 from cutline.graph import FlowGraph
-from cutline.ids import Epoch, OperatorId, SinkId
+from cutline.ids import Epoch, FlowName, Generation, OperatorId, SinkId
 from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import Engine, OperatorPlan
@@ -32,6 +32,8 @@ from cutline.service.operator import OperatorService
 from cutline.service.post import Letter, Wire
 from cutline.service.recovery import Recovered, Recovery, sweep_spark_dirs
 from cutline.service.region import OperatorStart, Parts, RegionRecovery
+from cutline.service.replica import Replica
+from cutline.service.replication import Replicator
 from cutline.service.running import RunningFlow
 from cutline.service.settling import highest_epoch, open_sinks, settle_pending, settle_sinks
 from cutline.service.supervisor import Supervisor
@@ -99,6 +101,7 @@ def run_on(
     _identify(layout, graph)
     metadata = SqliteMetadata(layout.metadata)
     snapshots = LocalSnapshotStore(layout)
+    replica = _open_replica(graph, options, layout)
     recovery = Recovery(
         graph=graph,
         plans=plans,
@@ -107,6 +110,7 @@ def run_on(
         metadata=metadata,
         sinks=flow.sinks,
         is_per_operator=options.is_per_operator,
+        remote=replica,
     )
     recovery.check_definition()
     open_sinks(graph, flow.sinks, plans)
@@ -127,7 +131,6 @@ def run_on(
         live_needs=partial(_needs_of_those_behind, recovered, snapshots, layout, options),
     )
     metrics = Metrics(graph.flow)
-    settings_of_trigger = trigger_settings(options)
     coordinators: list[CoordinatorService] = []
     running: list[RunningFlow] = []
 
@@ -139,6 +142,9 @@ def run_on(
 
     def on_fatal(error: BaseException) -> None:
         running[0].fail(error)
+
+    def generation() -> Generation:
+        return coordinators[0].generation()
 
     operators: dict[OperatorId, OperatorService] = {}
 
@@ -158,7 +164,7 @@ def run_on(
             engine=engine,
             options=options,
             own_options=own_options(graph, options, node.operator),
-            reports_progress=settings_of_trigger.needs_progress(),
+            reports_progress=trigger_settings(options).needs_progress(),
             wire=wire_of(node.operator),
             on_fatal=on_fatal,
             last_epoch=start.last_epoch,
@@ -180,6 +186,17 @@ def run_on(
                 completed_batch=batch_in(recovered.manifests, name),
             )
         )
+    replicator = _build_replicator(
+        replica,
+        flow=graph.flow,
+        options=options,
+        snapshots=snapshots,
+        metadata=metadata,
+        janitor=janitor,
+        recovered=recovered,
+        generation=generation,
+        on_fatal=on_fatal,
+    )
     coordinator = CoordinatorService(
         flow=graph.flow,
         core=_coordinator_core(
@@ -199,12 +216,11 @@ def run_on(
         metrics=metrics,
         retry_ms=options.message_retry_ms,
         retry_limit=options.message_retry_limit,
+        bring_first=replicator.first if replicator and options.durable == "remote" else None,
+        on_complete=replicator.completed if replicator else lambda _: None,
     )
     coordinators.append(coordinator)
-    metrics.follow("messages", "Messages that went astray", "kind", lambda: coordinator.messages()["links"])
-    metrics.follow(
-        "acknowledgements", "By what became of them", "outcome", lambda: coordinator.messages()["acknowledgements"]
-    )
+    _follow_messages(metrics, coordinator)
 
     def on_given_up(service: OperatorService, error: FlowFailedError) -> None:
         regions.operator_failed(service, error)
@@ -256,6 +272,7 @@ def run_on(
         supervisors=supervisors,
         regions=regions,
         janitor=janitor,
+        replicator=replicator,
         engine=engine,
         metadata=metadata,
         metrics=metrics,
@@ -284,6 +301,62 @@ def _needs_of_those_behind(
     }
     needs = (needs_behind_log(recovered.channels[name], batch) for name, batch in committed.items())
     return [one for one in needs if one is not None]
+
+
+def _follow_messages(metrics: Metrics, coordinator: CoordinatorService) -> None:
+    metrics.follow("messages", "Messages that went astray", "kind", lambda: coordinator.messages()["links"])
+    metrics.follow(
+        "acknowledgements", "By what became of them", "outcome", lambda: coordinator.messages()["acknowledgements"]
+    )
+
+
+def _build_replicator(
+    replica: Replica | None,
+    *,
+    flow: FlowName,
+    options: Options,
+    snapshots: LocalSnapshotStore,
+    metadata: SqliteMetadata,
+    janitor: Janitor,
+    recovered: Recovered,
+    generation: Callable[[], Generation],
+    on_fatal: Callable[[BaseException], None],
+) -> Replicator | None:
+    if replica is None:
+        return None
+    return Replicator(
+        flow=flow,
+        replica=replica,
+        snapshots=snapshots,
+        generation=generation,
+        entered=recovered.record,
+        hold=janitor.hold,
+        let_go=janitor.let_go,
+        check_fence=metadata.check_fence,
+        pins=metadata.pins,
+        interval_ms=options.replicate_interval_ms,
+        retain=options.retain_checkpoints,
+        grace_ms=options.remote_grace_ms,
+        on_fatal=on_fatal,
+    )
+
+
+def _open_replica(graph: FlowGraph, options: Options, layout: Layout) -> Replica | None:
+    if not options.remote:
+        if options.durable == "remote":
+            raise ConfigError(
+                "durable: there is no remote tier", next_step='set remote, or durable = "local"', flow=graph.flow
+            )
+        return None
+    if options.is_per_operator:
+        raise ConfigError(
+            "remote: a checkpoint of one operator alone is of no use on another host",
+            next_step="choose another mode, or leave remote out",
+            flow=graph.flow,
+        )
+    from cutline.objects import open_store
+
+    return Replica(open_store(f"{options.remote.rstrip('/')}/{graph.flow}", options.remote_options), layout)
 
 
 def _identify(layout: Layout, graph: FlowGraph) -> None:

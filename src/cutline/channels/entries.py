@@ -85,5 +85,10 @@ def encode(entry: Entry) -> bytes:
     return records.encode(KIND, entry)
 
 
+def decode(data: bytes, path: object) -> Entry:
+    """``path`` is for the error."""
+    return records.decode(KIND, data, Entry, path=path)  # type: ignore[arg-type]  # as below
+
+
 def load(path: Path) -> Entry:
     return records.load(KIND, path, Entry)  # type: ignore[arg-type]  # msgspec takes unions, its stubs do not say so

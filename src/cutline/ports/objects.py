@@ -1,7 +1,7 @@
 """The object port: a flat store of named byte strings, on a disk, on S3 and the like, or in memory.
 
-An operation that fails says which of two things is so: it certainly *did not happen*, or it *may have happened*. Who cannot
-live with the second must look, or do it again: every operation here may be repeated.
+An operation that fails says which of two things is so: it certainly *did not happen*, or it *may have happened*. Who
+cannot live with the second must look, or do it again: every operation here may be repeated.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: Generation
     started_ms: int
-    #: resume, alone, regional, local or fresh.
+    #: resume, alone, regional, local, remote or fresh.
     path: str
     #: The epoch the flow was restored to; None when nothing was restored.
     restored_epoch: Epoch | None

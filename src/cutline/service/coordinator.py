@@ -7,6 +7,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, assert_never
 
 from cutline.crashpoints import crashpoint
@@ -58,8 +59,18 @@ from cutline.service.manifests import (
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 from cutline.service.post import Letter, PostBox, ToCoordinator, ToOperator
+from cutline.service.replication import Done
 
 log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """A checkpoint is where it must be before it is complete; without a manifest: it never will be."""
+
+    epoch: Epoch
+    manifest: Manifest | None
+    problem: str
 
 
 class CoordinatorService:
@@ -78,8 +89,15 @@ class CoordinatorService:
         metrics: Metrics,
         retry_ms: int,
         retry_limit: int,
+        bring_first: Callable[[Manifest, Done], None] | None = None,
+        on_complete: Callable[[Epoch], None] = lambda _: None,
     ) -> None:
-        """``retry_ms``, ``retry_limit``: how often a message that is not answered is sent again."""
+        """``retry_ms``, ``retry_limit``: how often a message that is not answered is sent again.
+
+        ``bring_first``: brings a checkpoint to where it must be before it is complete. ``on_complete`` hears of each.
+        """
+        self._bring_first = bring_first
+        self._on_complete = on_complete
         self._flow = flow
         self._core = core
         self._metadata = metadata
@@ -89,7 +107,9 @@ class CoordinatorService:
         self._release = release
         self._on_fatal = on_fatal
         self._metrics = metrics
-        self._events: queue.SimpleQueue[CoordinatorEvent | tuple[OperatorId, Letter] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[CoordinatorEvent | tuple[OperatorId, Letter] | _Brought | None] = (
+            queue.SimpleQueue()
+        )
         self._retry_ms = retry_ms
         self._retry_limit = retry_limit
         self._post = {name: self._box(name, core.generation) for name in operators}
@@ -259,6 +279,8 @@ class CoordinatorService:
                         operator, letter = event
                         for message in self._post[operator].receive(letter):
                             self._take(message)
+                    elif isinstance(event, _Brought):
+                        self._take(self._brought(event))
                     else:
                         self._take(event)
                 for box in self._post.values():
@@ -349,7 +371,7 @@ class CoordinatorService:
         crashpoint("after-pending")
         return PendingStored(epoch=action.epoch)
 
-    def _store_manifest(self, action: StoreManifest) -> CoordinatorEvent:
+    def _store_manifest(self, action: StoreManifest) -> CoordinatorEvent | None:
         generation = self._core.generation
         before = next((item for item in self._core.complete if item.epoch == action.previous_epoch), None)
         manifest = build_manifest(self._flow, generation, action, self._channels, before=before, completed_ms=now_ms())
@@ -357,17 +379,30 @@ class CoordinatorService:
         if problem:
             return ManifestRefused(epoch=action.epoch, reason=problem)
         crashpoint("before-manifest")
+        if self._bring_first is not None:
+            # Nothing else of this flow completes meanwhile, and nothing that this epoch needs is collected.
+            self._bring_first(manifest, lambda there, problem: self._events.put(_Brought(action.epoch, there, problem)))
+            return None
+        return self._create_manifest(manifest)
+
+    def _brought(self, brought: _Brought) -> CoordinatorEvent:
+        if brought.manifest is None:
+            return ManifestRefused(epoch=brought.epoch, reason=brought.problem)
+        return self._create_manifest(brought.manifest)
+
+    def _create_manifest(self, manifest: Manifest) -> CoordinatorEvent:
+        generation = self._core.generation
         there = self._snapshots.store_manifest(manifest)
         if isinstance(there, Tombstone) or there.generation > generation:
             raise FencedError(
                 f"generation {there.generation} has decided about this epoch",
                 next_step="stop this process: another one runs the flow",
-                epoch=action.epoch,
+                epoch=manifest.epoch,
                 flow=self._flow,
             )
         if not self._is_ours(there):
             reason = f"generation {there.generation} has completed it in a history of its own"
-            return ManifestRefused(epoch=action.epoch, reason=reason)
+            return ManifestRefused(epoch=manifest.epoch, reason=reason)
         crashpoint("after-manifest")
         return self._completed(there)
 
@@ -390,6 +425,7 @@ class CoordinatorService:
         )
         self._metrics.checkpoint_completed(manifest.epoch, duration_ms)
         log.info("checkpoint_completed", flow=self._flow, epoch=manifest.epoch, ms=duration_ms)
+        self._on_complete(manifest.epoch)
         by_us = manifest.generation == self._core.generation
         return ManifestStored(
             epoch=manifest.epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from cutline.channels.log import ChannelLog
@@ -65,6 +66,8 @@ class Janitor:
         self._thread = threading.Thread(target=self._run, name="cutline-janitor", daemon=True)
         #: Epochs that may go and are not gone yet: what fails is tried again with the next request.
         self._doomed: set[Epoch] = set()
+        #: Epochs that somebody reads at this moment, whatever may be said of them.
+        self._held: Counter[Epoch] = Counter()
 
     def start(self, abandoned: Iterable[Epoch] = ()) -> None:
         """``abandoned``: complete epochs of a history that was given up."""
@@ -78,6 +81,18 @@ class Janitor:
 
     def release(self, request: ReleaseEpochs) -> None:
         self._requests.put(request)
+
+    def hold(self, epoch: Epoch) -> bool:
+        """Keep a checkpoint, and all it needs, until ``let_go``; False if it is gone already."""
+        with self.at_rest:
+            if epoch not in self._snapshots.epochs():
+                return False
+            self._held[epoch] += 1
+            return True
+
+    def let_go(self, epoch: Epoch) -> None:
+        with self.at_rest:
+            self._held -= Counter([epoch])
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
@@ -93,9 +108,10 @@ class Janitor:
         """
         with self.at_rest:
             self._doomed.update(request.drop)
-            needs = [needs_of(self._snapshots.load_manifest(epoch)) for epoch in request.retained]
-            gone = self._snapshots.collect(self._doomed, request.open_from, self._check_fence)
-            self._doomed.clear()
+            held = set(self._held)
+            needs = [needs_of(self._snapshots.load_manifest(epoch)) for epoch in {*request.retained, *held}]
+            gone = self._snapshots.collect(self._doomed - held, request.open_from, self._check_fence)
+            self._doomed &= held
             # Asked for under the lock, and after an operator that went back is in its new directory.
             for name, below in truncation_points([*needs, *self._live_needs()], self._touched_by).items():
                 self._check_fence()

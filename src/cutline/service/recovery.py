@@ -9,14 +9,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cutline import durable
 from cutline.channels.entries import data_dir
 from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
-from cutline.errors import CutlineError, FencedError, FlowDefinitionError, RecoveryError
+from cutline.errors import CutlineError, FencedError, FlowDefinitionError, RecoveryError, StoreError
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
@@ -33,6 +33,7 @@ from cutline.ports import (
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import Incarnation, live_epochs, lost_behind, region_of
 from cutline.service.manifests import batch_in, epoch_in, is_of_history, lineage_of, newest_of
+from cutline.service.replica import Replica
 from cutline.service.restoring import Restorer, generation_record
 
 log = get_logger(__name__)
@@ -45,12 +46,14 @@ class Recovered:
     """The flow as it will run."""
 
     generation: Generation
-    #: resume, alone, regional, local or fresh.
+    #: resume, alone, regional, local, remote or fresh.
     path: str
     restored_epoch: Epoch | None
     reason: str
     channels: dict[OperatorId, ChannelLog]
     spark_dirs: dict[OperatorId, Generation]
+    #: What was written down of it.
+    record: GenerationRecord
     #: Complete epochs of the present history, ascending.
     manifests: list[Manifest]
     #: Epochs without an outcome. Every complete epoch is among the manifests, or one of these.
@@ -74,9 +77,14 @@ class Recovery:
         metadata: MetadataStore,
         sinks: Mapping[SinkId, Sink] | None = None,
         is_per_operator: bool = False,
+        remote: Replica | None = None,
     ) -> None:
-        """``sinks`` are open: how far they have published decides which ways back there are."""
+        """``sinks`` are open: how far they have published decides which ways back there are.
+
+        ``remote``: the tier that has checkpoints when this host has none.
+        """
         self._is_per_operator = is_per_operator
+        self._remote = remote
         self._sinks = sinks or {}
         self._graph = graph
         self._plans = plans
@@ -105,6 +113,7 @@ class Recovery:
         self.check_definition()
         # The fence first: from here on no earlier process begins an epoch. What is pending next, and the manifests
         # last: one that an earlier process still stores is then either found, or its epoch is known to be pending.
+        self._fetch_records_if_lost()
         generation = self._metadata.next_generation(Generation(self._newest_generation() + 1))
         self._generations = self._snapshots.generations()
         self._pending = self._metadata.pending()
@@ -134,7 +143,27 @@ class Recovery:
         for epoch in self._snapshots.epochs():
             with contextlib.suppress(CutlineError, OSError):
                 known.append(self._snapshots.load_manifest(epoch).generation)
+        if self._remote is not None:
+            with contextlib.suppress(StoreError):  # whoever is there does not see us either, until it comes back
+                known.append(self._remote.newest_generation())
         return Generation(max(known, default=0))
+
+    def _fetch_records_if_lost(self) -> None:
+        """A host that knows nothing of the flow asks the remote tier: a checkpoint there must not be started over."""
+        if self._remote is None or self._snapshots.generations() or self._snapshots.epochs():
+            return
+        try:
+            epochs = self._remote.fetch_records()
+        except StoreError as error:
+            raise RecoveryError(
+                f"this host has nothing of the flow, and the remote tier does not say whether it has: {error}",
+                next_step="see to it that it can be reached, or leave the option remote out",
+                flow=self._graph.flow,
+            ) from error
+        crashpoint("remote-fetched-records")
+        if epochs:
+            self._problem(f"this host has nothing of the flow; the remote tier has epochs up to {epochs[-1]}")
+            self.check_definition()
 
     def _live_manifests(self, current: GenerationRecord | None) -> list[Manifest]:
         """Readable manifests of the present history; unreadable ones are reported and left out."""
@@ -498,23 +527,23 @@ class Recovery:
 
     def _from_checkpoint(self, generation: Generation, manifests: list[Manifest]) -> Recovered:
         reason = "; ".join(self._problems) or "no generation record"
-        for index in range(len(manifests) - 1, -1, -1):
-            manifest = manifests[index]
+        for path, usable in self._usable(manifests):
+            manifest = usable[-1]
             try:
                 channels = self._restorer.build(manifest, self._graph.names, generation)
             except (CutlineError, OSError) as error:
-                self._problem(f"epoch {manifest.epoch} cannot be used: {error}")
+                self._problem(f"epoch {manifest.epoch} of the {path} tier cannot be used: {error}")
                 continue
             self._refuse_to_pass_fixed_sinks(manifest.epoch)
             crashpoint("restore-dirs-built")
             return self._enter(
                 generation=generation,
-                path="local",
+                path=path,
                 epoch=manifest.epoch,
                 reason=reason,
                 channels=channels,
                 spark_dirs=dict.fromkeys(self._graph.names, generation),
-                manifests=manifests[: index + 1],
+                manifests=usable,
             )
         if self._had_checkpoints():
             raise RecoveryError(
@@ -524,6 +553,30 @@ class Recovery:
             )
         log.warning("starting_fresh", flow=self._graph.flow, reason=reason, note="no checkpoint had ever completed")
         return self._fresh(generation, f"no checkpoint had ever completed, and {reason}")
+
+    def _usable(self, manifests: list[Manifest]) -> Iterator[tuple[str, list[Manifest]]]:
+        """(tier, an epoch and those before it), the best first: what this host has, then what the remote tier has."""
+        for index in range(len(manifests), 0, -1):
+            yield "local", manifests[:index]
+        if self._remote is None:
+            return
+        try:
+            self._remote.fetch_records()
+        except StoreError as error:
+            self._problem(f"the remote tier cannot be asked: {error}")
+            return
+        self._generations = self._snapshots.generations()
+        fetched = self._live_manifests(self._generations[-1] if self._generations else None)
+        for manifest in reversed(fetched):
+            try:
+                size = self._remote.fetch_content(manifest)
+            except (CutlineError, OSError) as error:
+                self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
+                continue
+            crashpoint("remote-fetched")
+            log.warning("checkpoint_fetched", flow=self._graph.flow, epoch=manifest.epoch, bytes=size)
+            # Of those before it this host has the records at most: they stay where they are.
+            yield "remote", [manifest]
 
     def _enter(
         self,
@@ -560,6 +613,7 @@ class Recovery:
             reason=reason,
             channels=channels,
             spark_dirs=spark_dirs,
+            record=record,
             manifests=manifests,
             pending=self._pending,
             incarnations=_incarnations([*self._generations, record]),

@@ -28,6 +28,7 @@ from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 from cutline.service.recovery import Recovered
 from cutline.service.region import RegionRecovery
+from cutline.service.replication import Replicator
 from cutline.service.supervisor import Supervisor
 
 log = get_logger(__name__)
@@ -61,6 +62,7 @@ class RunningFlow:
         supervisors: Mapping[OperatorId, Supervisor],
         regions: RegionRecovery,
         janitor: Janitor,
+        replicator: Replicator | None,
         engine: Engine,
         metadata: MetadataStore,
         metrics: Metrics,
@@ -77,6 +79,7 @@ class RunningFlow:
         self._supervisors = supervisors
         self._regions = regions
         self._janitor = janitor
+        self._replicator = replicator
         self._engine = engine
         self._metadata = metadata
         self._release_lock = release_lock
@@ -101,6 +104,8 @@ class RunningFlow:
         """Start everything: agents before the coordinator that asks them, and both before the queries."""
         for service in self._operators.values():
             service.start()
+        if self._replicator is not None:
+            self._replicator.start()
         self._coordinator.start(pending)
         for supervisor in self._supervisors.values():
             supervisor.start()
@@ -186,6 +191,13 @@ class RunningFlow:
         self._raise_if_over()
         self._coordinator.unpin(Epoch(epoch))
 
+    def wait_remote(self, epoch: int, *, timeout: str | float = _DRAIN_SECONDS) -> bool:
+        """Wait until a checkpoint, or a later one, is in the remote tier; False if it is not in time."""
+        self._raise_if_over()
+        if self._replicator is None:
+            raise ConfigError("the flow has no remote tier", next_step="set the option remote", flow=self.name)
+        return self._replicator.wait_copied(Epoch(epoch), parse_duration_ms(timeout, option="timeout") / 1000)
+
     def checkpoints(self, limit: int = 100) -> list[EpochOutcome]:
         """How past checkpoints ended, newest first."""
         if self._last_status is not None:
@@ -218,6 +230,7 @@ class RunningFlow:
             "health": self._coordinator.health(),
             "checkpoints": self._coordinator.view(),
             "messages": self._coordinator.messages(),
+            "remote": self._replicator.view() if self._replicator is not None else None,
             "history": [msgspec.to_builtins(item) for item in self._metadata.history(_HISTORY_SHOWN)],
         }
 
@@ -366,6 +379,8 @@ class RunningFlow:
         yield self._wait_for_batches
         yield from [supervisor.stop for supervisor in self._supervisors.values()]
         yield self._coordinator.stop
+        if self._replicator is not None:
+            yield self._replicator.stop
         yield from [service.stop for service in self._operators.values()]
         yield self._janitor.stop
         yield self._write_last_status

@@ -17,6 +17,9 @@ from cutline.service.recovery import Recovered
 
 log = get_logger(__name__)
 
+#: More epochs than a host begins between two copies to the remote tier.
+_LOST_WITH_A_HOST = 1_000
+
 
 def open_sinks(graph: FlowGraph, sinks: Mapping[SinkId, Sink], plans: Mapping[OperatorId, OperatorPlan]) -> None:
     """Open every sink: before the way back is chosen, because how far they have published decides it."""
@@ -108,4 +111,6 @@ def _given_up(record: PendingRecord) -> EpochOutcome:
 def highest_epoch(metadata: MetadataStore, recovered: Recovered, stored: Iterable[Epoch]) -> Epoch:
     """The highest epoch anybody has ever seen, wherever: a number is never used twice."""
     in_logs = [barrier.epoch for channel in recovered.channels.values() for barrier in channel.barriers()]
-    return max([metadata.last_epoch(), *stored, *in_logs], default=NO_EPOCH)
+    highest = max([metadata.last_epoch(), *stored, *in_logs], default=NO_EPOCH)
+    # The lost host may have begun epochs that nobody else has heard of.
+    return Epoch(highest + _LOST_WITH_A_HOST) if recovered.path == "remote" else highest

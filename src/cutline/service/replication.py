@@ -1,0 +1,264 @@
+"""Brings complete checkpoints to the remote tier, on a thread of its own, at its own pace.
+
+Hybrid: a checkpoint is complete when the local disk has it, and the newest one follows to the remote tier. Durable
+there first: nobody takes a checkpoint for complete, and no sink publishes it, before the remote tier has it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from cutline.crashpoints import crashpoint
+from cutline.errors import CutlineError, DamagedRecordError, FencedError, OutcomeUnknown, StoreError
+from cutline.ids import NO_EPOCH, Epoch, FlowName, Generation
+from cutline.logs import get_logger
+from cutline.ports import GenerationRecord, Manifest, SnapshotStore
+from cutline.service.clock import now_ms
+from cutline.service.replica import Copied, Replica
+
+log = get_logger(__name__)
+
+_RETRY_SECONDS, _RETRY_LIMIT_SECONDS = 1.0, 30.0
+#: Listing a bucket costs money: what nobody needs any more may wait so long.
+_COLLECT_SECONDS = 30.0
+_STOP_SECONDS = 30.0
+
+#: Hears what stands in the remote tier now, or why nothing will.
+Done = Callable[[Manifest | None, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """A checkpoint that must be in the remote tier before it counts."""
+
+    manifest: Manifest
+    done: Done
+
+
+class Replicator:
+    """One copy at a time, newest first; in between, the remote tier is tidied up."""
+
+    def __init__(
+        self,
+        *,
+        flow: FlowName,
+        replica: Replica,
+        snapshots: SnapshotStore,
+        generation: Callable[[], Generation],
+        entered: GenerationRecord | None,
+        hold: Callable[[Epoch], bool],
+        let_go: Callable[[Epoch], None],
+        check_fence: Callable[[], None],
+        pins: Callable[[], Iterable[Epoch]],
+        interval_ms: int,
+        retain: int,
+        grace_ms: int,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        """``hold``: keep an epoch from collection; False if it is gone. ``entered``: said there at the start."""
+        self._flow = flow
+        self._replica = replica
+        self._snapshots = snapshots
+        self._generation = generation
+        self._entered = entered
+        self._hold = hold
+        self._let_go = let_go
+        self._check_fence = check_fence
+        self._pins = pins
+        self._interval_s = interval_ms / 1000
+        self._retain = retain
+        self._grace_ms = grace_ms
+        self._on_fatal = on_fatal
+        self._requests: queue.SimpleQueue[_First | Epoch | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._newest = NO_EPOCH
+        self._copied = NO_EPOCH
+        self._last_s = float("-inf")
+        self._collected_s = time.monotonic()
+        self._problem = ""
+        self._totals = {"epochs": 0, "files": 0, "size_bytes": 0, "sent_bytes": 0, "failures": 0}
+        self._last_ms = 0.0
+        self._thread = threading.Thread(target=self._run, name="cutline-replicator", daemon=True)
+
+    # ------------------------------------------------------------------ what others call
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """What is being copied is given up: it is copied again by the next start."""
+        self._stopping.set()
+        self._requests.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout=_STOP_SECONDS)
+
+    def completed(self, epoch: Epoch) -> None:
+        """A checkpoint is complete: it, or a later one, follows."""
+        self._requests.put(epoch)
+
+    def first(self, manifest: Manifest, done: Done) -> None:
+        """Bring a checkpoint there that is not complete yet; ``done`` hears of it, on the thread of the replicator."""
+        self._requests.put(_First(manifest, done))
+
+    def wait_copied(self, epoch: Epoch, seconds: float) -> bool:
+        """Whether the epoch, or a later one, is in the remote tier; waits so long for it."""
+        deadline = time.monotonic() + seconds
+        while self._copied < epoch:
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                return False
+            time.sleep(0.02)
+        return True
+
+    def view(self) -> dict[str, Any]:
+        """For people."""
+        return {
+            "url": self._replica.url,
+            "epoch": self._copied,
+            "behind": max(self._newest - self._copied, 0),
+            "last_ms": round(self._last_ms, 1),
+            "problem": self._problem,
+            **self._totals,
+        }
+
+    # ------------------------------------------------------------------ the loop
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._turn()
+        except FencedError as error:
+            self._on_fatal(error)
+        except Exception as error:  # the outermost loop: without it nobody would know that copies have ended
+            log.error("replication_failed", flow=self._flow, exc_info=True)
+            self._on_fatal(error)
+
+    def _turn(self) -> None:
+        request = self._next()
+        if request is None:
+            return
+        if isinstance(request, _First):
+            self._bring_first(request)
+        elif request > self._copied and self._try(self._enter):
+            self._bring(request)
+        self._collect()
+
+    def _next(self) -> _First | Epoch | None:
+        """What to do now: whoever waits comes first, then the newest epoch when its time has come."""
+        wait = None if self._newest <= self._copied else max(self._last_s + self._interval_s - time.monotonic(), 0)
+        try:
+            request = self._requests.get(timeout=wait)
+        except queue.Empty:
+            return self._newest
+        if request is None or isinstance(request, _First):
+            return request
+        self._newest = max(self._newest, request)
+        return None
+
+    def _enter(self) -> None:
+        """Said before anything else is written there: an older process that still copies stops at it."""
+        if self._entered is not None:
+            self._replica.enter(self._entered)
+            self._entered = None
+
+    def _bring(self, epoch: Epoch) -> None:
+        self._last_s = time.monotonic()
+        if not self._hold(epoch):
+            # A later one has taken its place, and its completion is in the queue.
+            self._newest = max((one for one in self._snapshots.epochs() if one > self._copied), default=self._copied)
+            return
+        try:
+            manifest = self._snapshots.load_manifest(epoch)
+            copied: list[Copied] = []
+            if self._try(lambda: copied.append(self._replica.send(manifest))):
+                crashpoint("remote-sent")
+                if self._try(lambda: self._replica.seal(manifest, self._generation())):
+                    self._done(copied[-1])
+        except DamagedRecordError as error:
+            # It cannot be copied, and could not be restored; the next one may be better.
+            self._problem = str(error)
+            log.error("checkpoint_not_copied", flow=self._flow, epoch=epoch, reason=str(error))
+            self._copied = max(self._copied, epoch)
+        finally:
+            self._let_go(epoch)
+
+    def _bring_first(self, request: _First) -> None:
+        manifest = request.manifest
+        try:
+            self._enter()
+            copied = self._replica.send(manifest)
+        except FencedError:
+            raise
+        except CutlineError as error:
+            self._failed(error)
+            request.done(None, f"the remote tier does not have it: {error}")
+            return
+        crashpoint("remote-sent")
+        while not self._stopping.is_set():
+            try:
+                there = self._replica.seal(manifest, self._generation())
+            except OutcomeUnknown as error:
+                self._failed(error)  # it may be there: nobody may say that it is not
+                self._stopping.wait(_RETRY_SECONDS)
+                continue
+            except StoreError as error:
+                self._failed(error)
+                request.done(None, f"the remote tier does not have it: {error}")
+                return
+            crashpoint("remote-sealed")
+            self._done(copied)
+            self._newest = max(self._newest, manifest.epoch)
+            request.done(there, "")
+            return
+
+    def _done(self, copied: Copied) -> None:
+        self._copied = max(self._copied, copied.epoch)
+        self._last_ms = (time.monotonic() - self._last_s) * 1000
+        self._problem = ""
+        self._totals["epochs"] += 1
+        for name in ("files", "size_bytes", "sent_bytes"):
+            self._totals[name] += getattr(copied, name)
+        log.info("checkpoint_copied", flow=self._flow, epoch=copied.epoch, files=copied.files, bytes=copied.sent_bytes)
+
+    def _try(self, do: Callable[[], object]) -> bool:
+        """Until it is done or the flow ends: what is sent again does no harm. False: the flow ends."""
+        pause = _RETRY_SECONDS
+        while not self._stopping.is_set():
+            try:
+                do()
+            except StoreError as error:
+                self._failed(error)
+                self._stopping.wait(pause)
+                pause = min(pause * 2, _RETRY_LIMIT_SECONDS)
+            else:
+                return True
+        return False
+
+    def _failed(self, error: CutlineError) -> None:
+        self._problem = str(error)
+        self._totals["failures"] += 1
+        log.warning("remote_tier_failed", flow=self._flow, reason=str(error))
+
+    def _collect(self) -> None:
+        if time.monotonic() - self._collected_s < _COLLECT_SECONDS or self._copied == NO_EPOCH:
+            return
+        self._collected_s = time.monotonic()
+        try:
+            self.collect()
+        except StoreError as error:  # nothing is lost by keeping too much
+            self._failed(error)
+
+    def collect(self) -> int:
+        """Let go of what the remote tier need not keep; returns how many objects went."""
+        of_ours = [epoch for epoch in self._replica.epochs() if epoch <= self._copied]
+        keep = {*of_ours[-self._retain :], *self._pins()}
+
+        def check() -> None:
+            self._check_fence()
+            self._replica.check_fence(self._generation())
+
+        return self._replica.collect(keep, now_ms=now_ms(), grace_ms=self._grace_ms, check_fence=check)

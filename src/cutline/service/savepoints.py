@@ -1,0 +1,202 @@
+"""Named checkpoints that a person has taken: self-contained, kept until a person deletes them, movable to anywhere.
+
+A savepoint is a folder of its own, laid out like a flow's: manifest, records, content, what is in flight. It holds no
+path of a machine, so a copy of the folder in a bucket or on another disk is as good. ``savepoint.json`` is written
+last: it is there with all it names, or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from cutline import durable, records
+from cutline.crashpoints import crashpoint
+from cutline.errors import ConfigError, CutlineError, DamagedRecordError, UnknownSavepointError
+from cutline.ids import Epoch, FlowName, Generation, OperatorId
+from cutline.layout import Layout
+from cutline.ports import Manifest, ObjectStore, OperatorRecord
+from cutline.service.clock import now_ms
+from cutline.service.replica import Replica
+
+KIND = "savepoint"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_CARD = "savepoint.json"
+
+OpenStore = Callable[[str], ObjectStore]
+
+
+class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a savepoint without reading what it holds."""
+
+    name: str
+    flow: FlowName
+    epoch: Epoch
+    generation: Generation
+    created_ms: int
+    #: Nothing was under way: code and schemas may change before it is restored.
+    is_drained: bool
+    #: Per operator: the batch after which its state lies.
+    batches: dict[OperatorId, int]
+    files: int
+    size_bytes: int
+    note: str = ""
+
+
+class Savepoints:
+    """The savepoints of one flow."""
+
+    def __init__(self, layout: Layout, open_store: OpenStore) -> None:
+        self._layout = layout
+        self._open_store = open_store
+
+    def list(self) -> list[Savepoint]:
+        """All that can be read, oldest first."""
+        found = []
+        for path in self._layout.savepoints.glob(f"*/{_CARD}") if self._layout.savepoints.exists() else ():
+            try:
+                found.append(records.load(KIND, path, Savepoint))
+            except CutlineError:
+                continue  # ``show`` and ``verify`` say what is wrong with it
+        return sorted(found, key=lambda one: (one.created_ms, one.name))
+
+    def load(self, name: str) -> Savepoint:
+        folder = self._folder(name)
+        if not folder.exists():
+            known = ", ".join(one.name for one in self.list()) or "none"
+            raise UnknownSavepointError(f"there is no savepoint {name!r}", next_step=f"there are: {known}")
+        return records.load(KIND, folder / _CARD, Savepoint)
+
+    def replica(self, name: str, layout: Layout | None = None) -> Replica:
+        """What the savepoint holds, as a place to copy from into a flow's folder (its own, unless another is given)."""
+        return Replica(self._open_store(str(self._folder(name))), layout or self._layout)
+
+    # ------------------------------------------------------------------ making and deleting
+
+    def create(self, name: str, manifest: Manifest, *, is_drained: bool, note: str = "") -> Savepoint:
+        """Keep a complete checkpoint under a name; whoever calls keeps it from being collected meanwhile."""
+        self._check_free(name)
+        folder = self._folder(name)
+        shutil.rmtree(folder, ignore_errors=True)  # of one that was not finished
+        durable.make_dir(folder)
+        replica = self.replica(name)
+        copied = replica.send(manifest)
+        crashpoint("savepoint-sent")
+        replica.seal(manifest, manifest.generation)
+        savepoint = Savepoint(
+            name=name,
+            flow=manifest.flow,
+            epoch=manifest.epoch,
+            generation=manifest.generation,
+            created_ms=now_ms(),
+            is_drained=is_drained,
+            batches={operator: cut.batch for operator, cut in manifest.operators.items()},
+            files=copied.files,
+            size_bytes=copied.size_bytes,
+            note=note,
+        )
+        durable.replace(folder / _CARD, records.encode(KIND, savepoint))
+        return savepoint
+
+    def delete(self, name: str) -> None:
+        """The card first: killed half-way it is no savepoint any more."""
+        self.load(name)
+        folder = self._folder(name)
+        (folder / _CARD).unlink()
+        durable.fsync_dir(folder)
+        shutil.rmtree(folder)
+
+    def export(self, name: str, url: str) -> int:
+        """Copy it to a place of its own, in a bucket or on another disk; returns the bytes copied."""
+        self.load(name)
+        return _copy_all(self._open_store(str(self._folder(name))), self._open_store(url))
+
+    def bring(self, url: str, name: str) -> Savepoint:
+        """Take in a savepoint that was exported, of this flow or another."""
+        self._check_free(name)
+        source, folder = self._open_store(url), self._folder(name)
+        card = records.decode(KIND, source.read(_CARD), Savepoint, path=f"{url}/{_CARD}")
+        shutil.rmtree(folder, ignore_errors=True)
+        durable.make_dir(folder)
+        _copy_all(source, self._open_store(str(folder)))
+        savepoint = msgspec.structs.replace(card, name=name)
+        durable.replace(folder / _CARD, records.encode(KIND, savepoint))
+        return savepoint
+
+    # ------------------------------------------------------------------ going back and branching off
+
+    def fetch(self, name: str) -> Manifest:
+        """Put all that it holds into the flow's folder, where a restore finds it."""
+        savepoint = self.load(name)
+        replica = self.replica(name)
+        replica.fetch_records()
+        manifest = replica.load_manifest(savepoint.epoch)
+        replica.fetch_content(manifest)
+        return manifest
+
+    def clone(self, name: str, target: Layout, flow: FlowName) -> Manifest:
+        """Make another flow that begins where this savepoint lies and shares nothing with the first.
+
+        What the first one's sinks had staged is not the second one's to publish: its sinks begin after the savepoint.
+        """
+        if target.root.exists() and any(target.root.iterdir()):
+            raise ConfigError(
+                f"{target.root.name} is there already",
+                next_step="choose another name for the clone, or remove its folder",
+                flow=flow,
+            )
+        savepoint = self.load(name)
+        store = self._open_store(str(self._folder(name)))
+        replica = Replica(store, target)
+        manifest = replica.load_manifest(savepoint.epoch)
+        durable.make_dir(target.root)
+        durable.make_dir(target.checkpoint(manifest.epoch))
+        generation = target.generation(manifest.generation)
+        durable.make_dir(generation.parent)
+        durable.create(generation, store.read(generation.relative_to(target.root).as_posix()))
+        relabelled = _relabelled(manifest, store, target, flow)
+        replica.fetch_content(manifest)
+        durable.create(target.identity, records.encode("flow", {"name": flow, "created_ms": now_ms()}))
+        durable.create(target.manifest(manifest.epoch), records.encode("manifest", relabelled))
+        return relabelled
+
+    def _folder(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{name!r} is not a name for a savepoint", next_step="use letters, digits, dots, dashes, underscores"
+            )
+        return self._layout.savepoint(name)
+
+    def _check_free(self, name: str) -> None:
+        if (self._folder(name) / _CARD).exists():
+            raise ConfigError(
+                f"there is a savepoint {name!r} already", next_step="choose another name, or delete it first"
+            )
+
+
+def _relabelled(manifest: Manifest, store: ObjectStore, target: Layout, flow: FlowName) -> Manifest:
+    """The records under another flow's name, and the manifest that names them."""
+    operators = {}
+    for operator, cut in manifest.operators.items():
+        path = target.record(manifest.epoch, operator, cut.generation)
+        name = path.relative_to(target.root).as_posix()
+        data = store.read(name)
+        if records.checksum(data) != cut.record_sha256:
+            raise DamagedRecordError("operator record is not the one the manifest names", path=name, operator=operator)
+        record = records.decode("operator", data, OperatorRecord, path=name)
+        encoded = records.encode("operator", msgspec.structs.replace(record, flow=flow, sinks={}))
+        durable.create(path, encoded)
+        operators[operator] = msgspec.structs.replace(cut, record_sha256=records.checksum(encoded))
+    return msgspec.structs.replace(manifest, flow=flow, operators=operators)
+
+
+def _copy_all(source: ObjectStore, target: ObjectStore) -> int:
+    """Every object; the card last."""
+    infos = sorted(source.walk(), key=lambda info: info.path == _CARD)
+    for info in infos:
+        target.replace(info.path, source.read(info.path))
+    return sum(info.size_bytes for info in infos)

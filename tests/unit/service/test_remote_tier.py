@@ -1,0 +1,346 @@
+"""A flow with a remote tier, on real storage without Spark: copies, loss of the host, faults of the store."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutline import wiring
+from cutline.crashpoints import POINTS, REMOTE_POINTS
+from cutline.errors import ConfigError, FencedError, NotDone, OutcomeUnknown, RecoveryError
+from cutline.ids import Epoch
+from cutline.objects import open_store
+from cutline.ports import ObjectStore
+from cutline.service.replica import Replica
+from tests.support.killing import is_killed_at
+from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
+from tests.unit.service.test_running import assert_each_once, running
+
+
+def remote(tmp_path: Path) -> dict[str, Any]:
+    return {"remote": str(tmp_path / "remote"), "retain_checkpoints": 2}
+
+
+def lose_host(tmp_path: Path) -> None:
+    """Everything but what is elsewhere: the remote tier and the published table."""
+    shutil.rmtree(tmp_path / "storage")
+
+
+def replica_of(flow: SparklessFlow, tmp_path: Path) -> Replica:
+    return Replica(open_store(str(tmp_path / "remote" / "counting")), flow.layout)
+
+
+def copied(flow: SparklessFlow, epoch: int) -> None:
+    flow.wait(lambda: flow.run.wait_remote(epoch, timeout=0.01))
+
+
+def test_the_newest_checkpoint_follows_to_the_remote_tier_and_only_what_is_new_is_sent(tmp_path: Path) -> None:
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        flow.emit(3)
+        copied(flow, flow.checkpoint())
+        first = flow.run.status()["remote"]
+        flow.emit(1)
+        copied(flow, flow.checkpoint())
+        second = flow.run.status()["remote"]
+        assert replica_of(flow, tmp_path).epochs() == [1, 2]
+        assert (second["epoch"], second["behind"], second["problem"]) == (2, 0, "")
+        assert 0 < second["files"] - first["files"] < first["files"]
+
+
+@pytest.mark.parametrize("durable", ["local", "remote"])
+def test_a_lost_host_comes_back_from_the_remote_tier(tmp_path: Path, durable: str) -> None:
+    settings = {**remote(tmp_path), "durable": durable}
+    with running(tmp_path, **settings) as flow:
+        flow.emit(4)
+        copied(flow, flow.checkpoint())
+        flow.emit(2)
+        flow.step(NUMBERS)
+    lose_host(tmp_path)
+    with running(tmp_path, **settings) as flow:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 1)
+        assert flow.run.status()["recovery"]["counts"] == {"remote": 1}
+        flow.emit(3)
+        epoch = flow.checkpoint()
+        assert epoch > 1000, "the lost host may have used numbers that nobody else has heard of"
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        copied(flow, epoch)
+    with running(tmp_path, **settings) as flow:
+        assert flow.recovered.path == "resume"
+
+
+def test_what_was_published_after_the_copy_is_taken_back_and_published_again(tmp_path: Path) -> None:
+    settings = {**remote(tmp_path), "replicate_interval": "1h"}
+    with running(tmp_path, **settings) as flow:
+        flow.emit(3)
+        copied(flow, flow.checkpoint())
+        flow.emit(3)
+        flow.checkpoint()
+        assert len(flow.sink.rows()) == 6
+    lose_host(tmp_path)
+    with running(tmp_path, **settings) as flow:
+        assert len(flow.sink.rows()) == 3
+        flow.emit(4)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 7
+
+
+def test_what_is_in_flight_is_copied_too(tmp_path: Path) -> None:
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        flow.emit(2)
+        for _ in range(3):
+            flow.step(NUMBERS)  # nobody reads it
+        future = flow.request()
+        flow.wait(future.done)
+        copied(flow, future.result())
+        assert flow.snapshots.load_manifest(Epoch(1)).channels[NUMBERS].in_flight[TOTALS].rows == 3
+    lose_host(tmp_path)
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        assert flow.recovered.path == "remote"
+        flow.wait(lambda: flow.step(TOTALS))
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 5
+
+
+def test_damage_that_the_local_tier_cannot_make_good_is_made_good_from_the_remote_one(tmp_path: Path) -> None:
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        flow.emit(4)
+        copied(flow, flow.checkpoint())
+    root = tmp_path / "storage" / "counting"
+    shutil.rmtree(root / "spark")
+    for blob in root.glob("blobs/*/*"):
+        blob.write_bytes(b"rotten")
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        assert flow.recovered.path == "remote"
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_a_damaged_remote_checkpoint_is_skipped_and_an_older_one_taken(tmp_path: Path) -> None:
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        for _ in range(2):
+            flow.emit(2)
+            copied(flow, flow.checkpoint())
+        newest = flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(2)), TOTALS)
+        older = flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(1)), TOTALS)
+        only = {file.sha256 for file in newest.files()} - {file.sha256 for file in older.files()}
+    for digest in only:
+        for blob in (tmp_path / "remote").glob(f"counting/blobs/*/{digest}*"):
+            blob.write_bytes(b"rotten")
+    lose_host(tmp_path)
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 1)
+        flow.emit(3)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_durable_there_first_nothing_is_complete_or_published_without_it(tmp_path: Path) -> None:
+    faults = Faults()
+    with faults.injected(), running(tmp_path, **remote(tmp_path), durable="remote", checkpoint_timeout="2s") as flow:
+        flow.emit(2)
+        faults.failing = lambda *_: NotDone("the bucket is away")
+        future = flow.request()
+        flow.wait(future.done)
+        assert "the bucket is away" in str(future.exception())
+        assert flow.sink.rows() == [] and flow.snapshots.epochs() == []
+        faults.failing = None
+        flow.checkpoint()
+        assert replica_of(flow, tmp_path).epochs() == flow.snapshots.epochs() == [2]
+        assert len(flow.sink.rows()) == 2
+
+
+def test_a_seal_of_unknown_outcome_is_asked_for_until_it_is_known(tmp_path: Path) -> None:
+    faults = Faults()
+    with faults.injected(), running(tmp_path, **remote(tmp_path), durable="remote") as flow:
+        flow.emit(2)
+        times = iter(range(2))
+
+        def vanish(operation: str, path: str) -> Exception | None:
+            is_manifest = operation == "create" and path.endswith("manifest.json")
+            return OutcomeUnknown("no answer") if is_manifest and next(times, None) is not None else None
+
+        faults.failing_after = vanish
+        flow.checkpoint()
+        assert flow.snapshots.epochs() == [1]
+        assert_each_once(flow.sink.rows())
+
+
+def test_in_hybrid_mode_a_remote_tier_that_is_away_holds_nothing_up(tmp_path: Path) -> None:
+    faults = Faults()
+    with faults.injected(), running(tmp_path, **remote(tmp_path)) as flow:
+        faults.failing = lambda *_: NotDone("the bucket is away")
+        for _ in range(3):
+            flow.emit(1)
+            flow.checkpoint()
+        assert len(flow.sink.rows()) == 3
+        flow.wait(lambda: flow.run.status()["remote"]["problem"] != "")
+        faults.failing = None
+        copied(flow, 3)
+        assert replica_of(flow, tmp_path).epochs()[-1] == 3
+
+
+def test_a_host_that_was_thought_dead_stops_when_another_has_taken_over(tmp_path: Path) -> None:
+    old = SparklessFlow(tmp_path, **remote(tmp_path))
+    try:
+        old.emit(2)
+        copied(old, old.checkpoint())
+        (tmp_path / "storage").rename(tmp_path / "other host")
+        with running(tmp_path, **remote(tmp_path)) as new:
+            assert new.recovered.path == "remote"
+            new.emit(1)
+            copied(new, new.checkpoint())
+            before = replica_of(new, tmp_path).epochs()
+            old.run._replicator.completed(Epoch(99))  # type: ignore[union-attr]
+            with pytest.raises(FencedError):
+                replica_of(old, tmp_path).check_fence(old.recovered.generation)
+            assert replica_of(new, tmp_path).epochs() == before
+    finally:
+        old.stop()
+
+
+def test_a_first_start_without_the_remote_tier_is_refused_rather_than_begun_anew(tmp_path: Path) -> None:
+    faults = Faults()
+    faults.failing = lambda *_: NotDone("the bucket is away")
+    with faults.injected(), pytest.raises(RecoveryError, match="does not say whether it has"):
+        SparklessFlow(tmp_path, **remote(tmp_path))
+
+
+def test_old_checkpoints_and_what_only_they_need_leave_the_remote_tier(tmp_path: Path) -> None:
+    with running(tmp_path, **remote(tmp_path), remote_grace=0) as flow:
+        for _ in range(5):
+            flow.emit(2)
+            copied(flow, flow.checkpoint())
+        flow.run._replicator.collect()  # type: ignore[union-attr]
+        replica = replica_of(flow, tmp_path)
+        assert replica.epochs() == [4, 5]
+        needed = {name for epoch in (4, 5) for name in replica._names_of(replica.load_manifest(Epoch(epoch)))}
+        there = {info.path.removesuffix(".zst") for info in replica._store.walk()}
+        assert needed <= there
+        assert {name for name in there if name.startswith(("blobs/", "channels/"))} <= needed
+    lose_host(tmp_path)
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        assert flow.recovered.restored_epoch == 5
+
+
+def test_what_is_young_is_not_collected(tmp_path: Path) -> None:
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        flow.emit(1)
+        copied(flow, flow.checkpoint())
+        store = open_store(str(tmp_path / "remote" / "counting"))
+        store.replace("blobs/aa/unfinished", b"of a copy that is under way")
+        flow.run._replicator.collect()  # type: ignore[union-attr]
+        assert store.find("blobs/aa/unfinished") is not None
+
+
+def test_a_remote_tier_makes_no_sense_of_single_operators(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="of no use on another host"):
+        SparklessFlow(tmp_path, mode="per-operator", **remote(tmp_path))
+    with pytest.raises(ConfigError, match="there is no remote tier"):
+        SparklessFlow(tmp_path, durable="remote")
+
+
+# ------------------------------------------------------------------------------------------- killed anywhere
+
+
+def live(storage: Path, seed: int, durable: str) -> None:
+    chance = random.Random(seed)
+    flow = SparklessFlow(storage, **remote(storage), durable=durable, channel_capacity_entries=1_000)
+    try:
+        for _ in range(chance.randint(2, 8)):
+            match chance.choice(["number", "count", "publish", "copy"]):
+                case "number":
+                    flow.step(NUMBERS)
+                case "count":
+                    flow.step(TOTALS)
+                case "publish":
+                    flow.checkpoint()
+                case _:
+                    copied(flow, flow.checkpoint())
+    finally:
+        flow.stop()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_happens_to_process_and_host_each_number_is_published_once(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    durable = chance.choice(["local", "remote"])
+    for _ in range(chance.randint(2, 5)):
+        point = f"{chance.choice([*POINTS, *REMOTE_POINTS, *REMOTE_POINTS])}#{chance.choice([1, 1, 2, 3])}"
+        is_killed_at(point, partial(live, tmp_path, chance.randint(0, 10**6), durable))
+        if chance.random() < 0.4 and (tmp_path / "remote").exists() and (tmp_path / "storage").exists():
+            has_copy = any((tmp_path / "remote").glob("counting/checkpoints/*/manifest.json"))
+            if has_copy or not any((tmp_path / "table").iterdir()):
+                lose_host(tmp_path)
+    with running(tmp_path, **remote(tmp_path), durable=durable) as flow:
+        flow.wait(lambda: not flow.step(TOTALS))
+        flow.emit(2)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+# ------------------------------------------------------------------------------------------- faults
+
+
+class Faults:
+    """Stands between the flow and its object store, and fails what the test says."""
+
+    def __init__(self) -> None:
+        #: (operation, path) → the error it ends with, before or after it has taken effect.
+        self.failing: Callable[[str, str], Exception | None] | None = None
+        self.failing_after: Callable[[str, str], Exception | None] | None = None
+
+    def injected(self) -> Any:
+        def opened(url: str, options: Any = None) -> ObjectStore:
+            return _Faulty(open_store(url, options or {}), self)
+
+        patch = pytest.MonkeyPatch()
+        patch.setattr("cutline.objects.open_store", opened)
+        return _Undone(patch)
+
+
+class _Undone:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+
+class _Faulty:
+    def __init__(self, store: ObjectStore, faults: Faults) -> None:
+        self._store = store
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        inner = getattr(self._store, name)
+        if not callable(inner):
+            return inner
+
+        def call(*values: Any) -> Any:
+            path = str(values[0]) if values else ""
+            before, after = self._faults.failing, self._faults.failing_after
+            if before is not None and (error := before(name, path)) is not None:
+                raise error
+            result = inner(*values)
+            if after is not None and (error := after(name, path)) is not None:
+                raise error
+            return result
+
+        return call
+
+
+def test_the_wiring_opens_the_store_late(tmp_path: Path) -> None:
+    """The tests above put faults between: they rely on it."""
+    assert "open_store" not in vars(wiring)

@@ -11,6 +11,7 @@ from cutline import __version__
 from cutline.cli.demo import demo
 from cutline.cli.run import run, status
 from cutline.cli.simulate import simulate
+from cutline.cli.verify import verify
 from cutline.errors import CutlineError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(run)
 app.command()(status)
 app.command()(demo)
 app.command()(simulate)
+app.command()(verify)
 
 
 @app.command()

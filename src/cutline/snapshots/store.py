@@ -48,17 +48,27 @@ def _inline(held: Path, name: str) -> SnapshotFile:
 class LocalSnapshotStore:
     """Everything on one file system. See ``cutline.ports.SnapshotStore`` for what each method promises."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, is_reader: bool = False) -> None:
+        """For the process that runs the flow; everybody else takes ``reading``."""
         self._layout = layout
-        for folder in (layout.checkpoints, layout.generations, layout.pins):
-            durable.make_dir(folder)
-        self._blobs = BlobStore(layout)
+        self._blobs = BlobStore(layout, is_reader=is_reader)
         #: Content claimed per pending epoch.
         self._claimed: dict[Epoch, list[str]] = {}
         #: A tombstone is not put into a folder that is just being deleted.
         self._folders = threading.Lock()
+        if not is_reader:
+            self._prepare_folders()
+
+    @classmethod
+    def reading(cls, layout: Layout) -> LocalSnapshotStore:
+        """A store to look at only: opening it changes nothing, so another process may be running the flow."""
+        return cls(layout, is_reader=True)
+
+    def _prepare_folders(self) -> None:
+        for folder in (self._layout.checkpoints, self._layout.generations, self._layout.pins):
+            durable.make_dir(folder)
         # Pins belong to the process that made them; what an earlier one left holds nothing any more.
-        for leftover in layout.pins.iterdir():
+        for leftover in self._layout.pins.iterdir():
             shutil.rmtree(leftover, ignore_errors=True)
 
     # ------------------------------------------------------------------ a live spark_checkpoint_dir
@@ -243,6 +253,10 @@ class LocalSnapshotStore:
             names = (path.name for path in self._layout.checkpoint(epoch).glob("*.g*.json"))
             return frozenset(OperatorId(name.rsplit(".g", 1)[0]) for name in names)
         return frozenset()
+
+    def file_damage(self, file: SnapshotFile, *, deep: bool) -> str | None:
+        """What is wrong with one stored file; not ``deep``: a blob is only held against its size."""
+        return self._blobs.damage(file, deep=deep)
 
     def damage(self, record: OperatorRecord) -> list[str]:
         found = (self._blobs.damage(file) for file in record.files())

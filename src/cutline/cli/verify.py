@@ -1,0 +1,146 @@
+"""``cutline verify``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cutline.errors import ConfigError, CutlineError
+from cutline.ids import Epoch
+from cutline.layout import Layout
+from cutline.metadata.inspecting import inspect_coordinator
+from cutline.service.verifying import EpochReport, Finding, Verifier
+from cutline.snapshots.inspecting import LocalInspector
+from cutline.wiring import load_options
+
+_DAMAGE, _COULD_NOT_LOOK = 1, 2
+_COLOURS = {"good": "green", "damaged": "bold red", "left": "yellow"}
+_LEFT = "left: of a history that the flow went back behind; nothing is restored from it"
+
+
+def verify(
+    epoch: Annotated[int | None, typer.Argument(help="Which checkpoint; default: the newest complete one.")] = None,
+    flow: Annotated[str, typer.Option(help="Name of the flow.")] = ...,  # type: ignore[assignment]
+    storage: Annotated[str | None, typer.Option(help="Folder for everything Cutline stores.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file; default: cutline.toml, if there.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every complete checkpoint.")] = False,
+    deep: Annotated[bool, typer.Option(help="Read every byte, not only sizes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check that checkpoints are whole. Reads only, also while the flow runs. Exit code 1: damage, 2: cannot look."""
+    try:
+        if epoch is not None and every:
+            raise ConfigError("EPOCH and --all exclude one another", next_step="give one of them")
+        options = load_options({"storage": storage}, config_file=config)
+        layout = Layout(Path(options.storage).resolve(), flow)
+        if not any(path.exists() for path in (layout.identity, layout.generations, layout.checkpoints)):
+            raise ConfigError(
+                f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name"
+            )
+        with _progress(Console(stderr=True), is_shown=not as_json) as on_read:
+            verifier = Verifier(
+                layout,
+                LocalInspector(layout),
+                lambda: inspect_coordinator(layout.metadata),
+                deep=deep,
+                on_read=on_read,
+            )
+            problems = verifier.flow_problems()
+            if epoch is not None:
+                reports = [verifier.one(Epoch(epoch))]
+            else:
+                reports = list(verifier.every() if every else verifier.newest())
+    except (CutlineError, OSError) as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        raise typer.Exit(_COULD_NOT_LOOK) from error
+    count = len(problems) + sum(len(report.problems) for report in reports)
+    if as_json:
+        typer.echo(json.dumps(_as_json(flow, problems, reports, count)))
+    else:
+        _print(Console(), flow, problems, reports, count, deep=deep)
+    if count:
+        raise typer.Exit(_DAMAGE)
+
+
+@contextmanager
+def _progress(console: Console, *, is_shown: bool) -> Iterator[Callable[[int], None]]:
+    """How many files and bytes have been read; nobody knows beforehand how many there are."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (is_shown and console.is_terminal)) as view:
+        task = view.add_task("looking", total=None)
+        files = size_bytes = 0
+
+        def on_read(size: int) -> None:
+            nonlocal files, size_bytes
+            files, size_bytes = files + 1, size_bytes + size
+            view.update(task, description=f"{files:,} files, {size_bytes / 1e6:,.1f} MB")
+
+        yield on_read
+
+
+def _as_json(flow: str, problems: list[Finding], reports: list[EpochReport], count: int) -> dict[str, Any]:
+    return {
+        "flow": flow,
+        "epochs": [
+            {
+                "epoch": report.epoch,
+                "verdict": report.verdict,
+                "problems": [_finding(finding) for finding in report.problems],
+                "notes": report.notes,
+                "checked_files": report.checked_files,
+                "checked_bytes": report.checked_bytes,
+            }
+            for report in reports
+        ],
+        "flow_problems": [_finding(finding) for finding in problems],
+        "problems": count,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "epoch": finding.epoch,
+        "operator": finding.operator,
+        "path": finding.path,
+        "problem": finding.problem,
+    }
+
+
+def _print(
+    console: Console, flow: str, problems: list[Finding], reports: list[EpochReport], count: int, *, deep: bool
+) -> None:
+    table = Table(title=f"checkpoints of {escape(flow)}", title_justify="left")
+    for name, justify in (("epoch", "right"), ("verdict", "left"), ("files", "right"), ("bytes", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]  # a literal, which a loop hides
+    for report in reports:
+        verdict = f"[{_COLOURS[report.verdict]}]{report.verdict}[/]"
+        table.add_row(str(report.epoch), verdict, f"{report.checked_files:,}", f"{report.checked_bytes:,}")
+    console.print(table if reports else "There is no complete checkpoint yet.")
+    if any(report.verdict == "left" for report in reports):
+        console.print(_LEFT)
+    for finding in [*problems, *(finding for report in reports for finding in report.problems)]:
+        _print_finding(console, finding)
+    for note in sorted({note for report in reports for note in report.notes}):
+        console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
+    if count:
+        console.print(f"[bold red]{count} problems[/]", highlight=False)
+    else:
+        console.print(f"No damage. {'Every byte was read.' if deep else 'Contents of large files: --deep.'}")
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    """Not in the table: paths are long, and whoever copies one wants it in one piece."""
+    where = "the flow" if finding.epoch is None else f"epoch {finding.epoch}"
+    who = f", {finding.operator}" if finding.operator else ""
+    console.print(f"[bold red]{where}{escape(who)}[/]: {escape(finding.path)}", highlight=False, soft_wrap=True)
+    console.print(f"    {escape(finding.problem)}", highlight=False, soft_wrap=True)
+    console.print(f"    Next: {escape(finding.next_step)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,74 @@
+"""The inspection port: what ``cutline verify`` needs to look at a flow that it does not run. Nothing here writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from cutline.ids import Epoch, Generation, OperatorId
+from cutline.ports.snapshots import Manifest, OperatorRecord, SnapshotFile
+
+
+class FileProblem(NamedTuple):
+    """One file, and what is wrong with it."""
+
+    path: str
+    problem: str
+
+
+class SourceReport(NamedTuple):
+    """Whether what a source has read since a checkpoint can be read again."""
+
+    problems: Sequence[FileProblem] = ()
+    #: What nobody can know from here, for people.
+    notes: Sequence[str] = ()
+
+
+class CompletedEpoch(NamedTuple):
+    """A checkpoint that the coordinator's records call complete; it may have been let go of since."""
+
+    epoch: Epoch
+    generation: Generation
+    operators: frozenset[OperatorId]
+
+
+class CoordinatorRecords(NamedTuple):
+    """What the coordinator's database says, as far as it can be read."""
+
+    problem: str | None = None
+    completed: Sequence[CompletedEpoch] = ()
+    pins: frozenset[Epoch] = frozenset()
+    #: How many generations have come into being since the database exists.
+    recoveries: int = 0
+
+
+class SnapshotInspector(Protocol):
+    """Looks at the stored checkpoints of one flow."""
+
+    def epochs(self) -> list[Epoch]:
+        """Epochs that have a manifest, readable or not, ascending. Those with a tombstone have none."""
+        ...
+
+    def load_manifest(self, epoch: Epoch) -> Manifest: ...
+
+    def load_record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord: ...
+
+    def recorded(self, epoch: Epoch) -> frozenset[OperatorId]:
+        """Who has stored a record for an epoch, by the names of the records."""
+        ...
+
+    def file_damage(self, file: SnapshotFile, *, deep: bool) -> str | None:
+        """What is wrong with a stored file; not ``deep``: a blob is only held against its size."""
+        ...
+
+    def incomplete(self, record: OperatorRecord) -> list[FileProblem]:
+        """What a query would miss that starts from exactly these files. They are there, with their sizes."""
+        ...
+
+    def sources(self, record: OperatorRecord, live_dir: Path | None) -> SourceReport:
+        """Whether the sources can read again what came after the checkpoint.
+
+        ``live_dir``: the directory that the operator runs on now; None: unknown.
+        """
+        ...

@@ -1,0 +1,127 @@
+"""Whether a source can read again what it has read since a checkpoint, for the kinds of sources that we know.
+
+A kind is an entry in ``SOURCE_KINDS``: by which offsets it is recognised, and a function that looks. A source of no
+known kind is not guarded: only whoever runs it knows whether its input is still there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from cutline.ports.inspection import FileProblem, SourceReport
+from cutline.snapshots.spark_logs import file_position
+
+_COMPACT = ".compact"
+#: Spark compacts and purges a log while we read it: then it is listed anew.
+_TRIES = 5
+
+
+class SourceKind(NamedTuple):
+    """One kind of source."""
+
+    name: str
+    #: By its offset at the checkpoint, as JSON; None: it had read nothing yet.
+    is_mine: Callable[[bytes | None, Path], bool]
+    #: (offset at the checkpoint, its folder in the live ``sources/``) → what cannot be read again.
+    check: Callable[[bytes | None, Path], SourceReport]
+
+
+class _ListedFile(msgspec.Struct, frozen=True, rename="camel"):
+    """A line in the log of a file source."""
+
+    path: str
+    batch_id: int
+
+
+_LISTED_FILE = msgspec.json.Decoder(_ListedFile)
+
+
+def check_sources(positions: Mapping[str, bytes | None], live_dir: Path | None) -> SourceReport:
+    """``positions``: the offset of every source at the checkpoint; those that only the live folder knows are later."""
+    if live_dir is None:
+        return SourceReport(notes=["its sources are not guarded: nothing says where it runs now"])
+    problems: list[FileProblem] = []
+    notes: list[str] = []
+    names = sorted({*positions, *_folders(live_dir / "sources")})
+    for name in names:
+        position, folder = positions.get(name), live_dir / "sources" / name
+        kind = next((one for one in SOURCE_KINDS if one.is_mine(position, folder)), None)
+        if kind is None:
+            notes.append(f"source {name} is not guarded: whether its input is still there cannot be known from here")
+            continue
+        report = kind.check(position, folder)
+        problems += report.problems
+        notes += [f"source {name} ({kind.name}) {note}" for note in report.notes]
+    if not names:
+        notes.append("its sources are not guarded: they have noted no offsets")
+    return SourceReport(problems, notes)
+
+
+def _folders(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+def _is_file_source(position: bytes | None, folder: Path) -> bool:
+    if position is not None:
+        return file_position(position) is not None
+    try:
+        return bool(_listed_after(folder, -1))
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return False
+
+
+def _check_files(position: bytes | None, folder: Path) -> SourceReport:
+    last = file_position(position)
+    if not folder.is_dir():
+        return SourceReport(notes=["is not guarded: its live log of files is not there"])
+    try:
+        listed = _listed_after(folder, -1 if last is None else last)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        return SourceReport(notes=[f"is not guarded: its live log of files cannot be read: {error}"])
+    problems, elsewhere = [], 0
+    for uri in listed:
+        path = _local_path(uri)
+        if path is None:
+            elsewhere += 1
+        elif not path.exists():
+            text = "this input file is gone, and a restore would read it again: its rows would silently be lost"
+            problems.append(FileProblem(str(path), text))
+    notes = [f"is not guarded: {elsewhere} files lie on another file system"] if elsewhere else []
+    return SourceReport(problems, notes)
+
+
+def _listed_after(folder: Path, last: int) -> list[str]:
+    """The files of the batches after entry ``last`` of a log, each once."""
+    for _ in range(_TRIES):
+        names = [name for name in os.listdir(folder) if name.removesuffix(_COMPACT).isdigit()]
+        later = [name for name in names if int(name.removesuffix(_COMPACT)) > last]
+        try:
+            lines = [line for name in later for line in (folder / name).read_bytes().split(b"\n")[1:] if line]
+        except FileNotFoundError:
+            continue
+        files = [_LISTED_FILE.decode(line) for line in lines]
+        # A compacted entry repeats everything from the beginning.
+        return sorted({file.path for file in files if file.batch_id > last})
+    raise OSError(f"the log changes faster than it can be read: {folder}")
+
+
+def _local_path(uri: str) -> Path | None:
+    """None: not on this file system."""
+    parts = urlsplit(uri)
+    return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
+
+
+#: The first kind that recognises a source looks after it. Kafka and others are added here.
+SOURCE_KINDS: list[SourceKind] = [SourceKind("files", _is_file_source, _check_files)]

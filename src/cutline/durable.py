@@ -15,6 +15,11 @@ def is_temporary(name: str) -> bool:
     return name.startswith(_TEMP_PREFIX)
 
 
+def temporary_beside(target: Path) -> Path:
+    """A new name in the same folder for a file that will become ``target``."""
+    return target.parent / f"{_TEMP_PREFIX}{target.name}-{secrets.token_hex(4)}"
+
+
 def fsync_dir(folder: Path) -> None:
     """Make the folder's entries (creations, renames, deletions) durable."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -34,7 +39,7 @@ def fsync_file(path: Path) -> None:
 
 
 def _write_temp(target: Path, data: bytes, *, sync: bool) -> Path:
-    temp = target.parent / f"{_TEMP_PREFIX}{target.name}-{secrets.token_hex(4)}"
+    temp = temporary_beside(target)
     handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         view = memoryview(data)

@@ -1,0 +1,7 @@
+"""Object stores behind ``cutline.ports.objects``: a folder, the memory of this process, S3 and its like."""
+
+from __future__ import annotations
+
+from cutline.objects.opening import open_store
+
+__all__ = ["open_store"]

@@ -1,0 +1,72 @@
+"""What a failed request of obstore means: did it certainly not happen, and is it worth another try?
+
+obstore puts most failures into one class, so the text must be read. Only what the text clearly says makes a failure a
+certain one; whatever is not understood counts as "may have happened".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from obstore import exceptions
+
+#: What obstore's functions raise.
+RAISED = (exceptions.BaseError, OSError, ValueError)
+
+_REFUSALS = (
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.InvalidPathError,
+    exceptions.NotSupportedError,
+    exceptions.PreconditionError,
+    ValueError,
+)
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_TRANSPORT = re.compile(r"HttpError \{\s*kind: (\w+),")
+_TRANSPORT_IN_WORDS = {
+    "Connect": "could not connect",
+    "Timeout": "no answer in time",
+    "Interrupted": "the connection broke",
+}
+
+
+class Failure(NamedTuple):
+    """One failed request."""
+
+    #: For people. Made of known words, never of the server's text: that may hold what belongs in no log.
+    why: str
+    #: It certainly had no effect (if obstore sent it only once).
+    had_no_effect: bool
+    #: It may go better in a moment.
+    may_pass: bool
+    is_missing: bool = False
+
+
+def understand(error: Exception) -> Failure:
+    """Read the failure of one request that was sent at most once."""
+    text = str(error)
+    status = status_of(error)
+    code = _CODE.search(text)
+    if status is not None:
+        why = f"status {status}" + (f", {code[1]}" if code else "")
+        missing = isinstance(error, FileNotFoundError) and (code is None or code[1] != "NoSuchBucket")
+        # 408 is the server's view of a timeout. 409 and 429: somebody else is at it, or too many are.
+        refused = 400 <= status < 500 and status != 408
+        return Failure(why, refused, status in (408, 409, 429) or status >= 500, missing)
+    if isinstance(error, FileNotFoundError):
+        return Failure("there is none", True, False, True)
+    if isinstance(error, _REFUSALS):
+        return Failure(f"refused, {type(error).__name__}", True, False)
+    transport = _TRANSPORT.search(text)
+    if transport is not None:
+        why = _TRANSPORT_IN_WORDS.get(transport[1], f"transport error, {transport[1]}")
+        return Failure(why, transport[1] == "Connect", True)
+    return Failure(type(error).__name__, False, False)
+
+
+def status_of(error: Exception) -> int | None:
+    """The HTTP status that the server answered with, if it answered."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None

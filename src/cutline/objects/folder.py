@@ -1,0 +1,199 @@
+"""A folder as an object store: a file per object, durable when the call returns.
+
+Not obstore's LocalStore: that one gives a file its name without having synced it, so a power cut could leave an empty
+object, and a create of it would answer "it is there" for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from cutline.durable import fsync_dir, is_temporary, make_dir
+from cutline.errors import MissingObject, NotDone, OutcomeUnknown
+from cutline.objects.names import checked, checked_folder
+from cutline.objects.staging import pieces_of, put_in_place, staged
+from cutline.ports.objects import ObjectInfo
+
+#: How often a write begins again because a delete has just taken away the folder it was about to use.
+_TRIES = 20
+
+
+class FolderStore:
+    """Objects as files below one folder, which is created if it is missing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = Path(os.path.abspath(folder))
+        try:
+            make_dir(self._root)
+        except OSError as error:
+            raise NotDone("the folder cannot be made", path=self._root, why=error.strerror) from error
+
+    def __repr__(self) -> str:
+        return f"FolderStore({self.url})"
+
+    @property
+    def url(self) -> str:
+        return self._root.as_uri()
+
+    def read(self, path: str) -> bytes:
+        with self._reading(path):
+            return self._file(path).read_bytes()
+
+    def create(self, path: str, data: bytes) -> bool:
+        return self._write(path, lambda: [data], _link)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._write(path, lambda: [data], _rename)
+
+    def upload(self, path: str, source: Path) -> None:
+        if not source.is_file():
+            raise NotDone("there is no file to upload", store=self.url, path=path, source=source)
+        self._write(path, lambda: pieces_of(source), _rename)
+
+    def download(self, path: str, target: Path) -> None:
+        with self._reading(path):
+            source = self._file(path)
+            # Opened first, so that a missing object is told from a missing target folder.
+            source.open("rb").close()
+        try:
+            put_in_place(target, pieces_of(source))
+        except OSError as error:
+            raise NotDone("the file cannot be written", store=self.url, target=target, why=error.strerror) from error
+
+    def find(self, path: str) -> ObjectInfo | None:
+        file = self._file(path)
+        try:
+            return _info(path, file.stat()) if file.is_file() else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise NotDone("the object cannot be read", store=self.url, path=path, why=error.strerror) from error
+
+    def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        folder = self._root / checked_folder(prefix)
+        for file in self._files(folder):
+            if not is_temporary(file.name):
+                with contextlib.suppress(FileNotFoundError):
+                    yield _info(os.path.relpath(file.path, self._root), file.stat())
+
+    def delete(self, paths: Iterable[str]) -> None:
+        removed = 0
+        for path in paths:
+            file = self._file(path)
+            try:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    file.unlink()
+                    removed += 1
+                    self._tidy(file.parent)
+            except OSError as error:
+                if file.is_dir():
+                    continue  # a folder is no object: there is nothing to remove
+                kind = OutcomeUnknown if removed else NotDone
+                raise kind("the object cannot be removed", store=self.url, path=path, why=error.strerror) from error
+
+    def drop_leftovers(self, older_than_ms: int) -> int:
+        """Temporary files of writers that died."""
+        oldest = time.time() - older_than_ms / 1_000
+        dropped = 0
+        for file in self._files(self._root):
+            with contextlib.suppress(FileNotFoundError):
+                if is_temporary(file.name) and file.stat().st_mtime <= oldest:
+                    os.unlink(file.path)
+                    dropped += 1
+        return dropped
+
+    def _file(self, path: str) -> Path:
+        return self._root / checked(path)
+
+    @contextlib.contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
+            raise MissingObject("there is no such object", store=self.url, path=path) from missing
+        except OSError as error:
+            raise NotDone("the object cannot be read", store=self.url, path=path, why=error.strerror) from error
+
+    def _files(self, folder: Path) -> Iterator[os.DirEntry[str]]:
+        """Every file below a folder; what disappears meanwhile may be missing."""
+        try:
+            entries = list(os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise NotDone("the folder cannot be listed", store=self.url, path=folder, why=error.strerror) from error
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._files(Path(entry.path))
+            else:
+                yield entry
+
+    def _write(self, path: str, content: Callable[[], Iterable[bytes]], settle: Callable[[Path, Path], bool]) -> bool:
+        file = self._file(path)
+        try:
+            changed = self._settle(file, content, settle)
+        except OSError as error:
+            raise NotDone("the object cannot be written", store=self.url, path=path, why=error.strerror) from error
+        try:
+            self._sync_up_from(file.parent)
+        except OSError as error:
+            raise OutcomeUnknown(
+                "the object is written, but perhaps not durable", store=self.url, path=path, why=error.strerror
+            ) from error
+        return changed
+
+    def _settle(self, file: Path, content: Callable[[], Iterable[bytes]], settle: Callable[[Path, Path], bool]) -> bool:
+        tries = 0
+        while True:
+            try:
+                make_dir(file.parent)
+                with staged(file, content()) as temp:
+                    return settle(temp, file)
+            except FileNotFoundError:
+                tries += 1
+                if tries == _TRIES:
+                    raise
+
+    def _sync_up_from(self, folder: Path) -> None:
+        # All the way up: another writer may have made these folders a moment ago and not have synced them yet. For the
+        # same reason after a create that found something: the caller may rely on what is there.
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # a delete has emptied and removed it since
+                fsync_dir(folder)
+            if folder == self._root:
+                return
+            folder = folder.parent
+
+    def _tidy(self, folder: Path) -> None:
+        """Remove folders that hold nothing any more, so that their names can be used again."""
+        while folder != self._root:
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # in use, or removed by somebody else
+            folder = folder.parent
+
+
+def _link(temp: Path, target: Path) -> bool:
+    try:
+        os.link(temp, target)
+    except FileExistsError:
+        if target.is_dir():
+            raise
+        # On a network disk the reply to a link that worked can be lost, and its repeat meets itself. Two names on our
+        # temporary file mean that one of them is the target.
+        return temp.stat().st_nlink == 2
+    return True
+
+
+def _rename(temp: Path, target: Path) -> bool:
+    os.replace(temp, target)
+    return True
+
+
+def _info(path: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)

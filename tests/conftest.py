@@ -1,4 +1,4 @@
-"""One Spark session per test process; everything binds to loopback."""
+"""One Spark session and one S3 server per test process, if a test needs them; everything binds to loopback."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.support.object_server import S3Server
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
@@ -24,3 +26,16 @@ def spark() -> Iterator[SparkSession]:
     session = open_session("cutline-tests", None, {"spark.driver.extraJavaOptions": options})
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """The S3 server that all tests share, each in a place of its own (``fresh_url``). Who stops it starts it again."""
+    from tests.support.object_server import S3Server
+
+    server = S3Server()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()

@@ -59,6 +59,10 @@ class UnknownSavepointError(CutlineError):
     """There is no savepoint of this name."""
 
 
+class RequestFailedError(CutlineError):
+    """A running flow could not do what it was asked for from outside, or has not answered."""
+
+
 class FlowFailedError(CutlineError):
     """The running flow gave up: an operator failed more often than its restart limit."""
 

@@ -141,12 +141,14 @@ class Flow:
     def sinks(self) -> dict[SinkId, Sink]:
         return {name: sink for name, (_, sink) in self._sinks.items()}
 
-    def start(self, *, spark: SparkSession | None = None, restore_to: int | None = None, **options: Any) -> RunningFlow:
+    def start(
+        self, *, spark: SparkSession | None = None, restore_to: int | str | None = None, **options: Any
+    ) -> RunningFlow:
         """Run the flow; see ``cutline.config.Options`` for what may be set.
 
         Comes back by itself from whatever an earlier run left in ``storage``. Without ``spark`` the active session is
-        used, or a tuned local one is made. ``restore_to`` takes the whole flow back to a checkpoint that is kept: what
-        sinks have published since is taken back, and all that came after is given up for good.
+        used, or a tuned local one is made. ``restore_to`` takes the whole flow back to a checkpoint that is kept, or to
+        a savepoint by its name: what sinks have published since is taken back, and all that came after is given up.
         """
         # Found by name: a flow is declared without knowing what runs it, so its layer lies below the wiring.
         run: RunningFlow = import_module("cutline.wiring").start_flow(

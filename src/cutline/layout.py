@@ -66,6 +66,16 @@ class Layout:
         return self.pins / f"{epoch:012d}" / operator
 
     @property
+    def requests(self) -> Path:
+        """What people ask of the running process."""
+        return self.root / "requests"
+
+    @property
+    def restore_wish(self) -> Path:
+        """Where the next start is to take the flow back to, if a person has said so."""
+        return self.root / "restore.json"
+
+    @property
     def savepoints(self) -> Path:
         return self.root / "savepoints"
 

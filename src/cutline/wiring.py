@@ -17,8 +17,8 @@ from cutline.graph import FlowGraph
 from cutline.ids import Epoch, FlowName, Generation, OperatorId, SinkId
 from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
-from cutline.ports import Engine, OperatorPlan
-from cutline.protocol.coordinator import Coordinator, EpochNumbers, Settings, Topology
+from cutline.ports import Engine, ObjectStore, OperatorPlan
+from cutline.protocol.coordinator import Coordinator, EpochNumbers, Settings, StoredPending, Topology
 from cutline.protocol.per_operator import FlowCoordinator, PerOperatorCoordinator
 from cutline.protocol.retention import EpochNeeds, RetentionPolicy
 from cutline.protocol.trigger import TriggerPolicy, TriggerSettings
@@ -35,6 +35,7 @@ from cutline.service.region import OperatorStart, Parts, RegionRecovery
 from cutline.service.replica import Replica
 from cutline.service.replication import Replicator
 from cutline.service.running import RunningFlow
+from cutline.service.savepoints import Savepoints
 from cutline.service.settling import highest_epoch, open_sinks, settle_pending, settle_sinks
 from cutline.service.supervisor import Supervisor
 from cutline.snapshots.store import LocalSnapshotStore
@@ -58,9 +59,9 @@ def start_flow(
     spark: SparkSession | None,
     settings: Mapping[str, Any],
     config_file: Path | None = None,
-    restore_to: int | None = None,
+    restore_to: int | str | None = None,
 ) -> RunningFlow:
-    """Check, recover, run. ``restore_to``: the epoch that the whole flow is taken back to first."""
+    """Check, recover, run. ``restore_to``: the epoch or savepoint that the whole flow is taken back to first."""
     begun = time.monotonic()
     graph = flow.graph()
     options = load_options(settings, config_file=config_file)
@@ -77,8 +78,7 @@ def start_flow(
         session = open_session(flow.name, spark)
         lock.note_jvm(jvm_pid(session))
         engine = SparkEngine(session, graph, flow.functions, layout, options)
-        epoch = None if restore_to is None else Epoch(restore_to)
-        run = run_on(engine, flow, graph, options, layout, release_lock=lock.release, restore_to=epoch)
+        run = run_on(engine, flow, graph, options, layout, release_lock=lock.release, restore_to=restore_to)
     except BaseException:
         lock.release()
         raise
@@ -94,7 +94,7 @@ def run_on(
     layout: Layout,
     *,
     release_lock: Callable[[], None],
-    restore_to: Epoch | None = None,
+    restore_to: int | str | None = None,
 ) -> RunningFlow:
     """Bring the flow back and start it on an engine; the caller holds the flow's lock."""
     plans = engine.plan()
@@ -114,12 +114,12 @@ def run_on(
     )
     recovery.check_definition()
     open_sinks(graph, flow.sinks, plans)
-    recovered = recovery.recover(restore_to)
+    savepoints = Savepoints(layout, local_store)
+    recovered = recovery.recover(restore_target(layout, savepoints, restore_to))
     published = settle_sinks(graph, flow.sinks, recovered, metadata)
-    sweep_spark_dirs(layout, recovered.spark_dirs)
 
-    seen_by_sinks = [flow.sinks[node.sink].highest() for node in graph.sinks]
-    last_epoch = highest_epoch(metadata, recovered, [*snapshots.epochs(), *seen_by_sinks])
+    seen = [*snapshots.epochs(), *(flow.sinks[node.sink].highest() for node in graph.sinks)]
+    last_epoch = highest_epoch(metadata, recovered, seen)
     pending = settle_pending(recovered, metadata, snapshots)
     pins = metadata.pins()
 
@@ -273,19 +273,22 @@ def run_on(
         regions=regions,
         janitor=janitor,
         replicator=replicator,
+        savepoints=savepoints,
         engine=engine,
         metadata=metadata,
         metrics=metrics,
         release_lock=release_lock,
     )
     running.append(run)
-    try:
-        kept = {manifest.epoch for manifest in recovered.manifests} | pins
-        janitor.start(epoch for epoch in snapshots.epochs() if epoch not in kept)
-        run.begin(pending)
-    except BaseException:
-        run.stop()  # half a flow must not go on behind the error
-        raise
+    _begin(
+        run,
+        janitor=janitor,
+        layout=layout,
+        recovered=recovered,
+        snapshots=snapshots,
+        pins=pins,
+        pending=pending,
+    )
     return run
 
 
@@ -301,6 +304,27 @@ def _needs_of_those_behind(
     }
     needs = (needs_behind_log(recovered.channels[name], batch) for name, batch in committed.items())
     return [one for one in needs if one is not None]
+
+
+def _begin(
+    run: RunningFlow,
+    *,
+    janitor: Janitor,
+    layout: Layout,
+    recovered: Recovered,
+    snapshots: LocalSnapshotStore,
+    pins: frozenset[Epoch],
+    pending: list[StoredPending],
+) -> None:
+    try:
+        layout.restore_wish.unlink(missing_ok=True)
+        sweep_spark_dirs(layout, recovered.spark_dirs)
+        kept = {manifest.epoch for manifest in recovered.manifests} | pins
+        janitor.start(epoch for epoch in snapshots.epochs() if epoch not in kept)
+        run.begin(pending)
+    except BaseException:
+        run.stop()  # half a flow must not go on behind the error
+        raise
 
 
 def _follow_messages(metrics: Metrics, coordinator: CoordinatorService) -> None:
@@ -339,6 +363,27 @@ def _build_replicator(
         grace_ms=options.remote_grace_ms,
         on_fatal=on_fatal,
     )
+
+
+def local_store(place: str) -> ObjectStore:
+    """A folder, or the address of a bucket, as an object store."""
+    from cutline.objects import open_store
+
+    return open_store(place)
+
+
+def restore_target(layout: Layout, savepoints: Savepoints, restore_to: int | str | None) -> Epoch | None:
+    """The epoch that a person wants the flow taken back to: now, or said earlier with ``cutline restore``.
+
+    What a savepoint holds is put into the flow's folder, in case the checkpoint itself was let go of since.
+    """
+    if restore_to is None and layout.restore_wish.exists():
+        restore_to = records.load("restore", layout.restore_wish, dict)["to"]
+    if restore_to is None:
+        return None
+    if isinstance(restore_to, int) or restore_to.isdigit():
+        return Epoch(int(restore_to))
+    return savepoints.fetch(restore_to).epoch
 
 
 def _open_replica(graph: FlowGraph, options: Options, layout: Layout) -> Replica | None:

@@ -10,6 +10,8 @@ from rich.console import Console
 from cutline import __version__
 from cutline.cli.demo import demo
 from cutline.cli.run import run, status
+from cutline.cli.savepoint import app as savepoint_app
+from cutline.cli.savepoint import clone, restore, stop
 from cutline.cli.simulate import simulate
 from cutline.cli.verify import verify
 from cutline.errors import CutlineError
@@ -26,6 +28,10 @@ app.command()(status)
 app.command()(demo)
 app.command()(simulate)
 app.command()(verify)
+app.command()(stop)
+app.command()(restore)
+app.command()(clone)
+app.add_typer(savepoint_app, name="savepoint")
 
 
 @app.command()

@@ -50,7 +50,8 @@ def run(
     mode: Annotated[str | None, typer.Option(help="auto, aligned or unaligned.")] = None,
     option: Annotated[list[str] | None, typer.Option("--set", help="Any other option, as name=value.")] = None,
     restore_to: Annotated[
-        int | None, typer.Option(help="Take the whole flow back to this checkpoint first; what came after is given up.")
+        str | None,
+        typer.Option(help="Take the whole flow back to this checkpoint or savepoint first; the rest is given up."),
     ] = None,
     until_done: Annotated[bool, typer.Option(help="Process what is there now, publish it, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Log as JSON lines; end with the status as JSON.")] = False,

@@ -191,6 +191,9 @@ class CoordinatorService:
                 return None
             return max((item.epoch for item in self._core.complete if operator in item.batches), default=NO_EPOCH)
 
+    def load_manifest(self, epoch: Epoch) -> Manifest:
+        return self._snapshots.load_manifest(epoch)
+
     def complete_epochs(self, operator: OperatorId) -> dict[Epoch, BatchId]:
         """The operator's complete epochs of the present history, ascending, and where it had cut for them."""
         with self._lock:

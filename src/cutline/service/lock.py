@@ -83,6 +83,18 @@ class FlowLock:
             self._handle = None
 
 
+def running_pid(path: Path) -> int | None:
+    """The process that runs the flow, by what it has noted; None if none does.
+
+    The lock itself is not touched: to try it would make a start fail that comes at the same moment.
+    """
+    try:
+        noted = path.read_text().split()
+    except OSError:
+        return None
+    return int(noted[0]) if noted and noted[0].isdigit() and _start_time(int(noted[0])) else None
+
+
 def _start_time(pid: int) -> str:
     """Tells one process from a later one with the same number; empty when there is none (or no /proc)."""
     try:

@@ -29,6 +29,8 @@ from cutline.service.operator import OperatorService
 from cutline.service.recovery import Recovered
 from cutline.service.region import RegionRecovery
 from cutline.service.replication import Replicator
+from cutline.service.requests import Mailbox
+from cutline.service.savepoints import Savepoint, Savepoints
 from cutline.service.supervisor import Supervisor
 
 log = get_logger(__name__)
@@ -63,6 +65,7 @@ class RunningFlow:
         regions: RegionRecovery,
         janitor: Janitor,
         replicator: Replicator | None,
+        savepoints: Savepoints,
         engine: Engine,
         metadata: MetadataStore,
         metrics: Metrics,
@@ -80,6 +83,12 @@ class RunningFlow:
         self._regions = regions
         self._janitor = janitor
         self._replicator = replicator
+        self._savepoints = savepoints
+        self._mailbox = Mailbox(
+            layout.requests,
+            {"checkpoint": self._asked_checkpoint, "savepoint": self._asked_savepoint, "stop": self._asked_stop},
+        )
+        self._request_thread = threading.Thread(target=self._take_requests, name="cutline-requests", daemon=True)
         self._engine = engine
         self._metadata = metadata
         self._release_lock = release_lock
@@ -110,6 +119,7 @@ class RunningFlow:
         for supervisor in self._supervisors.values():
             supervisor.start()
         self._status_thread.start()
+        self._request_thread.start()
 
     def fail(self, error: BaseException) -> None:
         """Something no part can go on from: everything stops, and waiting callers get the error."""
@@ -180,6 +190,34 @@ class RunningFlow:
         if mode not in limits:
             raise ConfigError(f"mode: {mode!r} is not known", next_step=f"use one of {', '.join(limits)}")
         return CheckpointOptions(alignment_limit_ms=limits[mode])
+
+    # ------------------------------------------------------------------ savepoints
+
+    def savepoint(
+        self, name: str, *, drain: bool = True, note: str = "", timeout: str | float | None = None
+    ) -> Savepoint:
+        """Take a checkpoint and keep it under a name, self-contained, until it is deleted.
+
+        ``drain`` (default): the sources rest meanwhile and nothing is in flight, so that code may change before it is
+        restored. Raises CheckpointFailedError when the checkpoint was aborted; the flow goes on in any case.
+        """
+        if self._options.is_per_operator:
+            raise ConfigError(
+                "in per-operator mode no checkpoint is of the whole flow: there is nothing to save", flow=self.name
+            )
+        self._savepoints.check_free(name)
+        epoch = self.trigger_checkpoint(quiesce=drain, timeout=timeout)
+        if not self._janitor.hold(epoch):
+            raise CheckpointFailedError("it was collected before it could be kept", flow=self.name, epoch=epoch)
+        try:
+            manifest = self._coordinator.load_manifest(epoch)
+            return self._savepoints.create(name, manifest, is_drained=drain, note=note)
+        finally:
+            self._janitor.let_go(epoch)
+
+    def savepoints(self) -> list[Savepoint]:
+        """Those there are, oldest first."""
+        return self._savepoints.list()
 
     def pin(self, epoch: int) -> None:
         """Keep a complete checkpoint, whatever comes, until ``unpin``; also over restarts."""
@@ -318,11 +356,21 @@ class RunningFlow:
             raise self._failure
         return ended
 
-    def stop(self, *, drain: bool = False) -> None:
+    def stop(self, *, drain: bool = False, savepoint: str | None = None) -> None:
         """Stop at a batch boundary. The next start resumes exactly here.
 
-        ``drain=True`` first processes everything under way and publishes it with a last checkpoint.
+        ``drain=True`` first processes everything under way and publishes it with a last checkpoint; ``savepoint`` does
+        so too and keeps that checkpoint under a name. If it cannot be taken, the flow goes on.
         """
+        if savepoint is not None and not self._ended.is_set():
+            self._set_paused(True)  # and it stays so: nothing comes after the savepoint
+            try:
+                self.savepoint(savepoint)
+            except BaseException:
+                self.resume()
+                raise
+            self._shut_down()
+            return
         try:
             if drain and not self._ended.is_set():
                 if not self.pause():
@@ -403,6 +451,32 @@ class RunningFlow:
         self._last_history = self._metadata.history(_HISTORY_KEPT)
         self._last_status = self.status()
         self._publish_status()
+
+    # ------------------------------------------------------------------ requests from outside
+
+    def _take_requests(self) -> None:
+        while not self._is_over.wait(_STATUS_SECONDS):
+            self._mailbox.take()
+
+    def _asked_checkpoint(self, mode: str | None = None, timeout: str | float | None = None) -> dict[str, Any]:
+        return {"epoch": self.trigger_checkpoint(mode=mode, timeout=timeout)}
+
+    def _asked_savepoint(self, name: str, drain: bool = True, note: str = "") -> dict[str, Any]:
+        taken: dict[str, Any] = msgspec.to_builtins(self.savepoint(name, drain=drain, note=note))
+        return taken
+
+    def _asked_stop(self, savepoint: str | None = None, drain: bool = False) -> dict[str, Any]:
+        taken: dict[str, Any] = {}
+        if savepoint is not None:
+            self._set_paused(True)
+            try:
+                taken = self._asked_savepoint(savepoint)
+            except BaseException:
+                self.resume()
+                raise
+        # Answered first: a flow that has ended answers nobody.
+        threading.Timer(_STATUS_SECONDS, self.stop, kwargs={"drain": drain and savepoint is None}).start()
+        return {"stopping": True, "savepoint": taken or None}
 
     def _write_status(self) -> None:
         while not self._is_over.wait(_STATUS_SECONDS):

@@ -79,7 +79,7 @@ class Savepoints:
 
     def create(self, name: str, manifest: Manifest, *, is_drained: bool, note: str = "") -> Savepoint:
         """Keep a complete checkpoint under a name; whoever calls keeps it from being collected meanwhile."""
-        self._check_free(name)
+        self.check_free(name)
         folder = self._folder(name)
         shutil.rmtree(folder, ignore_errors=True)  # of one that was not finished
         durable.make_dir(folder)
@@ -117,7 +117,7 @@ class Savepoints:
 
     def bring(self, url: str, name: str) -> Savepoint:
         """Take in a savepoint that was exported, of this flow or another."""
-        self._check_free(name)
+        self.check_free(name)
         source, folder = self._open_store(url), self._folder(name)
         card = records.decode(KIND, source.read(_CARD), Savepoint, path=f"{url}/{_CARD}")
         shutil.rmtree(folder, ignore_errors=True)
@@ -171,7 +171,8 @@ class Savepoints:
             )
         return self._layout.savepoint(name)
 
-    def _check_free(self, name: str) -> None:
+    def check_free(self, name: str) -> None:
+        """Raise ConfigError if a savepoint cannot get this name."""
         if (self._folder(name) / _CARD).exists():
             raise ConfigError(
                 f"there is a savepoint {name!r} already", next_step="choose another name, or delete it first"

@@ -1,0 +1,230 @@
+"""Savepoints: taken, listed, moved, restored, cloned. On real storage without Spark."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cutline.cli.main import app
+from cutline.errors import ConfigError, DamagedRecordError, RequestFailedError, UnknownSavepointError
+from cutline.ids import FlowName
+from cutline.layout import Layout
+from cutline.service.requests import ask
+from cutline.service.savepoints import Savepoints
+from cutline.wiring import local_store
+from tests.support.killing import is_killed_at
+from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
+from tests.unit.service.test_running import assert_each_once, running
+
+
+def drained(flow: SparklessFlow, name: str, **more: Any) -> Any:
+    """``totals`` reads on meanwhile."""
+    done: list[Any] = []
+
+    def take() -> None:
+        try:
+            done.append(flow.run.savepoint(name, **more))
+        except Exception as error:  # noqa: BLE001 (handed to the test)
+            done.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    flow.wait(lambda: bool(done) or (not flow.step(TOTALS) and bool(done)))
+    thread.join()
+    if isinstance(done[0], Exception):
+        raise done[0]
+    return done[0]
+
+
+def test_a_savepoint_is_drained_self_contained_and_stays(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        savepoint = drained(flow, "before-deploy", note="version 7")
+        assert (savepoint.epoch, savepoint.is_drained, savepoint.note) == (1, True, "version 7")
+        for _ in range(3):
+            flow.emit(1)
+            flow.checkpoint()
+        flow.wait(lambda: flow.snapshots.epochs() == [4])
+        assert [one.name for one in flow.run.savepoints()] == ["before-deploy"]
+    store = Savepoints(flow.layout, local_store).replica("before-deploy")
+    assert store.epochs() == [1]
+    needed = set(store._names_of(store.load_manifest(store.epochs()[0])))
+    there = {info.path.removesuffix(".zst") for info in store._store.walk()}
+    assert needed <= there, "it needs nothing of the flow's folder"
+
+
+def test_a_flow_goes_back_to_a_savepoint_whose_checkpoint_was_collected(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        drained(flow, "good")
+        for _ in range(3):
+            flow.emit(2)
+            flow.checkpoint()
+        assert len(flow.sink.rows()) == 9
+    flow = SparklessFlow(tmp_path, restore_to="good")
+    try:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("local", 1)
+        assert len(flow.sink.rows()) == 3
+        flow.emit(2)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 5
+    finally:
+        flow.stop()
+
+
+def test_a_clone_runs_beside_the_first_and_shares_nothing(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        drained(flow, "branch")
+        flow.emit(2)
+        flow.drain()
+        Savepoints(flow.layout, local_store).clone(
+            "branch", Layout(tmp_path / "second" / "storage", "counting"), FlowName("counting")
+        )
+        second = SparklessFlow(tmp_path / "second")
+        try:
+            assert (second.recovered.path, second.recovered.restored_epoch) == ("local", 1)
+            second.emit(4)
+            second.drain()
+            # Its sink begins after the savepoint, its state at it.
+            assert second.sink.rows() == [[3, 4], [4, 5], [5, 6], [6, 7]]
+        finally:
+            second.stop()
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 6
+
+
+def test_an_exported_savepoint_begins_a_flow_on_another_machine(tmp_path: Path) -> None:
+    with running(tmp_path / "here") as flow:
+        flow.emit(3)
+        drained(flow, "move")
+    here = Savepoints(flow.layout, local_store)
+    here.export("move", str(tmp_path / "bucket" / "move"))
+    shutil.rmtree(tmp_path / "here")
+    there = Layout(tmp_path / "there" / "storage", "counting")
+    imported = Savepoints(Layout(tmp_path / "shelf", "counting"), local_store)
+    savepoint = imported.bring(str(tmp_path / "bucket" / "move"), "moved")
+    assert (savepoint.name, savepoint.epoch) == ("moved", 1)
+    imported.clone("moved", there, FlowName("counting"))
+    with running(tmp_path / "there") as flow:
+        flow.emit(2)
+        flow.drain()
+        assert flow.sink.rows() == [[3, 4], [4, 5]]
+    absolute = str(tmp_path).encode()
+    assert not [path for path in (tmp_path / "bucket").rglob("*") if path.is_file() and absolute in path.read_bytes()]
+
+
+def test_nothing_is_restored_from_bad_bytes(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        drained(flow, "rotten")
+        flow.emit(1)
+        flow.checkpoint()
+        flow.wait(lambda: flow.snapshots.epochs() == [2])
+    for blob in flow.layout.savepoint("rotten").glob("blobs/*/*"):
+        blob.write_bytes(b"rotten")
+    with pytest.raises(DamagedRecordError, match="does not match its hash"):
+        SparklessFlow(tmp_path, restore_to="rotten")
+    with running(tmp_path) as flow:
+        assert flow.recovered.path == "resume"
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "x" * 101])
+def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
+    with running(tmp_path) as flow, pytest.raises(ConfigError, match="not a name for a savepoint"):
+        flow.run.savepoint(name)
+
+
+def test_a_name_is_used_once_until_it_is_deleted(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(1)
+        drained(flow, "one")
+        with pytest.raises(ConfigError, match="already"):
+            flow.run.savepoint("one")
+        savepoints = Savepoints(flow.layout, local_store)
+        savepoints.delete("one")
+        with pytest.raises(UnknownSavepointError, match="there are: none"):
+            savepoints.load("one")
+        drained(flow, "one")
+
+
+def test_killed_while_it_is_taken_there_is_none_and_it_can_be_taken_again(tmp_path: Path) -> None:
+    def life() -> None:
+        with running(tmp_path) as flow:
+            flow.emit(2)
+            drained(flow, "one")
+
+    assert is_killed_at("savepoint-sent", life)
+    with running(tmp_path) as flow:
+        assert flow.run.savepoints() == []
+        flow.emit(1)
+        drained(flow, "one")
+        assert [one.name for one in flow.run.savepoints()] == ["one"]
+
+
+def test_stop_with_a_savepoint_leaves_nothing_after_it(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path)
+    flow.emit(2)
+    done = threading.Thread(target=lambda: flow.run.stop(savepoint="end"))
+    done.start()
+    while done.is_alive():
+        done.join(0.01)
+    card = Savepoints(flow.layout, local_store).load("end")
+    with running(tmp_path) as flow:
+        assert flow.operators[NUMBERS].channel.last_batch == card.batches[NUMBERS]
+
+
+def test_a_shell_asks_the_running_flow(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        answer = ask(flow.layout.requests, "savepoint", {"name": "asked"}, seconds=20, wait=lambda: None)
+        assert (answer["name"], answer["epoch"]) == ("asked", 1)
+        with pytest.raises(RequestFailedError, match="already"):
+            ask(flow.layout.requests, "savepoint", {"name": "asked"}, seconds=20, wait=lambda: None)
+        with pytest.raises(RequestFailedError, match="does not know"):
+            ask(flow.layout.requests, "dance", {}, seconds=20, wait=lambda: None)
+    with pytest.raises(RequestFailedError, match="not answered"):
+        ask(flow.layout.requests, "checkpoint", {}, seconds=0.2, wait=lambda: None)
+    assert list(flow.layout.requests.iterdir()) == []
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        drained(flow, "good")
+        flow.emit(2)
+        flow.drain()
+    where = ["--flow", "counting", "--storage", str(tmp_path / "storage")]
+
+    def cli(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(app, [*arguments, *where])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert "good" in cli("savepoint", "list")
+    assert '"epoch":1' in cli("savepoint", "show", "good", "--json").replace(" ", "")
+    assert "would go back to epoch 1" in cli("restore", "--to", "good", "--dry-run")
+    assert not flow.layout.restore_wish.exists()
+    cli("savepoint", "export", "good", str(tmp_path / "elsewhere"))
+    cli("savepoint", "delete", "good")
+    cli("savepoint", "import", str(tmp_path / "elsewhere"), "again")
+    assert "goes back to epoch 1" in cli("restore", "--to", "again")
+    with running(tmp_path) as flow:
+        assert flow.recovered.restored_epoch == 1
+        assert not flow.layout.restore_wish.exists()
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 4
+    cli("restore", code=1)
+    cli("restore", "--to", "77", code=1)
+    cli("restore", "--at", "yesterday", code=1)
+    assert "back to epoch" in cli("restore", "--at", "2999-01-01T00:00:00", "--dry-run")

@@ -47,11 +47,13 @@ def _inspect(path: Path) -> CoordinatorRecords:
         epochs = database.execute(
             "SELECT epoch, generation, details FROM epochs WHERE outcome = 'completed' ORDER BY epoch"
         ).fetchall()
-        pins = database.execute("SELECT epoch FROM pins").fetchall()
+        # Written by an earlier version, which had no pins; the next start adds the table.
+        has_pins = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'pins'").fetchone() is not None
+        pins = database.execute("SELECT epoch FROM pins").fetchall() if has_pins else []
         recoveries = database.execute("SELECT coalesce(sum(count), 0) FROM recoveries").fetchone()[0]
     return CoordinatorRecords(
         completed=[
-            CompletedEpoch(Epoch(epoch), Generation(generation), frozenset(_DETAILS.decode(details).operators))
+            CompletedEpoch(Epoch(epoch), Generation(generation), frozenset(_DETAILS.decode(details or b"{}").operators))
             for epoch, generation, details in epochs
         ],
         pins=frozenset(Epoch(epoch) for (epoch,) in pins),

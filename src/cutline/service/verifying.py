@@ -8,6 +8,7 @@ is still there and still of the present history.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ from cutline.service.manifests import is_of_history, lineage_of
 
 #: good; damaged; left: of a history that the flow went back behind; gone: let go of while it was being looked at.
 Verdict = Literal["good", "damaged", "left", "gone"]
+
+_COLLECTION_SECONDS = 0.2
 
 _BACKUP = "bring the file back from a backup"
 _OTHER_EPOCH = "this checkpoint cannot be trusted: restore to another one, and take a new one (trigger_checkpoint)"
@@ -162,7 +165,11 @@ class Verifier:
         """Complete checkpoints without a manifest that nobody can have let go of."""
         # Looked at twice: what seemed to be the newest may have been let go of since the database was read.
         first = self._without_manifest()
-        again = self._without_manifest() if first else set()
+        if not first:
+            return []
+        # Long enough for a collection to go from an epoch's manifest on to its records.
+        time.sleep(_COLLECTION_SECONDS)
+        again = self._without_manifest()
         return [
             Finding(
                 epoch=epoch,
@@ -265,36 +272,40 @@ class Verifier:
     def _verify(self, epoch: Epoch) -> EpochReport:
         report = EpochReport(epoch=epoch)
         look = _Look(report, self._on_read, self._name)
+        path = self._layout.manifest(epoch)
         try:
             manifest = self._snapshots.load_manifest(epoch)
-        except (CutlineError, OSError) as error:
-            look.problem(self._layout.manifest(epoch), _text(error), next_step=_OTHER_EPOCH)
-        else:
-            look.count(self._layout.manifest(epoch))
+            look.count(path)
             generations = self._generations()  # after the manifest: its generation has a record by now
             if not _is_live(manifest, generations):
                 report.verdict = "left"
                 return report
-            self._check_manifest(look, manifest, generations)
-            for operator in sorted(manifest.operators):
-                self._check_operator(look, manifest, operator, generations)
-            self._check_channels(look, manifest, generations)
+            self._check_parts(look, manifest, generations)
+        except (CutlineError, OSError) as error:
+            # Also a manifest that makes no sense: it must not keep us from looking at the others.
+            look.problem(path, _text(error))
         if report.problems:
             report.verdict = self._look_again(epoch)
             if report.verdict != "damaged":
                 report.problems.clear()
         return report
 
+    def _check_parts(self, look: _Look, manifest: Manifest, generations: _Generations) -> None:
+        self._check_manifest(look, manifest, generations)
+        for operator in sorted(manifest.operators):
+            self._check_operator(look, manifest, operator, generations)
+        self._check_channels(look, manifest, generations)
+
     def _look_again(self, epoch: Epoch) -> Verdict:
         """Whether an epoch with which something seems to be wrong is still one."""
         if epoch not in self._snapshots.epochs():
             return "gone"
         try:
-            manifest = self._snapshots.load_manifest(epoch)
+            is_live = _is_live(self._snapshots.load_manifest(epoch), self._generations())
         except (CutlineError, OSError):
             # It may have been replaced by a tombstone, or removed, between these two lines.
             return "damaged" if epoch in self._snapshots.epochs() else "gone"
-        return "damaged" if _is_live(manifest, self._generations()) else "left"
+        return "damaged" if is_live else "left"
 
     def _check_manifest(self, look: _Look, manifest: Manifest, generations: _Generations) -> None:
         path = self._layout.manifest(manifest.epoch)

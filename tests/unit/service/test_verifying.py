@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from cutline import records
 from cutline.channels.entries import DataEntry, data_dir, entry_path, load
 from cutline.cli.main import app
 from cutline.errors import DamagedRecordError, RecoveryError, UnknownEpochError, UnknownFormatError
@@ -208,6 +212,27 @@ def test_a_generation_record_that_left_nothing_else_is_missed_too(storage: Path)
     layout.generation(Generation(2)).unlink()
     (found,) = verifier(layout).flow_problems()
     assert found.path.startswith("generations")
+
+
+def test_a_manifest_that_makes_no_sense_does_not_hide_the_others(storage: Path) -> None:
+    layout = layout_of(storage)
+    manifest = LocalSnapshotStore.reading(layout).load_manifest(Epoch(2))
+    senseless = {
+        name: msgspec.structs.replace(cut, lineage=[(Generation(1), Position(10_000))])
+        for name, cut in manifest.channels.items()
+    }
+    layout.manifest(Epoch(2)).write_bytes(
+        records.encode("manifest", msgspec.structs.replace(manifest, channels=senseless))
+    )
+    assert [report.verdict for report in verifier(layout).every()] == ["good", "damaged", "good"]
+
+
+def test_a_database_of_an_earlier_version_is_no_damage(storage: Path) -> None:
+    layout = layout_of(storage)
+    with closing(sqlite3.connect(layout.metadata)) as database:
+        database.execute("DROP TABLE pins")
+        database.commit()
+    assert verifier(layout).flow_problems() == []
 
 
 # ------------------------------------------------------------------ good flows

@@ -53,12 +53,14 @@ def understand(error: Exception) -> Failure:
         why = f"status {status}" + (f", {code[1]}" if code else "")
         missing = isinstance(error, FileNotFoundError) and (code is None or code[1] != "NoSuchBucket")
         # 408 is the server's view of a timeout. 409 and 429: somebody else is at it, or too many are.
-        refused = 400 <= status < 500 and status != 408
+        refused = 300 <= status < 500 and status != 408
         return Failure(why, refused, status in (408, 409, 429) or status >= 500, missing)
     if isinstance(error, FileNotFoundError):
         return Failure("there is none", True, False, True)
     if isinstance(error, _REFUSALS):
         return Failure(f"refused, {type(error).__name__}", True, False)
+    if "Received redirect without LOCATION" in text:
+        return Failure("the bucket is elsewhere; is the region right?", True, False)
     transport = _TRANSPORT.search(text)
     if transport is not None:
         why = _TRANSPORT_IN_WORDS.get(transport[1], f"transport error, {transport[1]}")

@@ -50,6 +50,9 @@ _DOWNLOAD_TRIES = 5
 _DEFAULT_REQUEST_TIMEOUT_S = 5.0
 _DEFAULT_RETRY_FOR_S = 3.0
 
+#: The processes (this one, and those it was forked from) in which obstore has used the network.
+_network_users: set[int] = set()
+
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
 
@@ -61,11 +64,12 @@ class _ReplacedMeanwhileError(Exception):
 class ObstoreStore:
     """``once`` sends every request at most once; ``bulk`` repeats by itself and has more time."""
 
-    def __init__(self, url: str, once: Client, bulk: Client, *, retry_for_s: float) -> None:
+    def __init__(self, url: str, once: Client, bulk: Client, *, retry_for_s: float, network: bool) -> None:
         self._url = url
         self._once = once
         self._bulk = bulk
         self._retry_for_s = retry_for_s
+        self._network = network
 
     def __repr__(self) -> str:
         return f"ObstoreStore({self._url})"
@@ -133,6 +137,7 @@ class ObstoreStore:
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         folder = checked_folder(prefix)
+        self._check_process()
         pages = obstore.list(self._bulk, folder or None)
         while True:
             page = self._next_page(pages)
@@ -162,6 +167,18 @@ class ObstoreStore:
         rule of the bucket remove them (docs/storage.md). Objects in memory leave nothing.
         """
         return 0
+
+    def _check_process(self) -> None:
+        # obstore's threads do not come along into a forked process, but their sockets and wake-up calls do: a request
+        # there would hang for ever, past all time limits, and can make the parent hang as well.
+        if self._network and _network_users - {os.getpid()}:
+            raise NotDone(
+                "an object store was used before this process was forked",
+                next_step="start a new process instead of a forked one",
+                store=self._url,
+            )
+        if self._network:
+            _network_users.add(os.getpid())
 
     def _next_page(self, pages: ListStream[Sequence[ObjectMeta]]) -> Sequence[ObjectMeta] | Failure | None:
         try:
@@ -213,6 +230,7 @@ class ObstoreStore:
                         raise
 
     def _put_in_parts(self, path: str, content: bytes | Path, size: int) -> None:
+        self._check_process()
         part = max(_PIECE_BYTES, -(-size // _MOST_PARTS))
         failure: Failure | None = None
         try:
@@ -250,6 +268,7 @@ class ObstoreStore:
     def _send(self, request: Callable[[], _T], path: str, *, changes: bool) -> _T | Failure:
         # Failures are returned, not raised, so that no error of ours drags along obstore's, whose text nobody has
         # checked for secrets.
+        self._check_process()
         give_up = time.monotonic() + self._retry_for_s
         pause_s = 0.05
         while True:
@@ -268,7 +287,7 @@ def open_memory(url: str) -> ObstoreStore:
     """The store of this name in this process."""
     with _memory_lock:
         client = _memory_stores.setdefault(url, MemoryStore())
-    return ObstoreStore(url, client, client, retry_for_s=0)
+    return ObstoreStore(url, client, client, retry_for_s=0, network=False)
 
 
 def open_remote(url: str, options: Mapping[str, str]) -> ObstoreStore:
@@ -278,7 +297,7 @@ def open_remote(url: str, options: Mapping[str, str]) -> ObstoreStore:
     retry_for_s = _seconds(config, "retry_for_s", _DEFAULT_RETRY_FOR_S)
     once = _client(url, config, timeout_s=timeout_s, retry_for_s=retry_for_s, retries=0)
     bulk = _client(url, config, timeout_s=timeout_s * _PARTS_PATIENCE, retry_for_s=retry_for_s, retries=10)
-    return ObstoreStore(url, once, bulk, retry_for_s=retry_for_s)
+    return ObstoreStore(url, once, bulk, retry_for_s=retry_for_s, network=True)
 
 
 def _client(url: str, config: dict[str, str], *, timeout_s: float, retry_for_s: float, retries: int) -> Client:

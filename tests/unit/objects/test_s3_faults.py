@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 import traceback
@@ -43,17 +45,25 @@ def writes(store: ObjectStore) -> list[Callable[[], object]]:
 
 
 class TestDeadServer:
+    """One test, as this server sometimes needs long to come back."""
+
     @pytest.fixture
     def store(self, s3_server: S3Server) -> Iterator[ObjectStore]:
         store = impatient(s3_server)
         store.create("one", b"1")
-        s3_server.kill()
         yield store
         s3_server.start()
 
-    def test_nothing_was_sent_so_nothing_was_done_and_its_data_comes_back(
+    def test_a_write_it_dies_over_is_uncertain_and_later_ones_are_not_done(
         self, store: ObjectStore, s3_server: S3Server, tmp_path: Path
     ) -> None:
+        s3_server.freeze()
+        with ThreadPoolExecutor(1) as pool:
+            creating = pool.submit(store.create, "perhaps", b"1")
+            time.sleep(0.3)
+            s3_server.kill()
+            with pytest.raises(OutcomeUnknown):
+                creating.result()
         for operation in reads(store, tmp_path) + writes(store):
             with pytest.raises(NotDone) as failed:
                 operation()
@@ -106,15 +116,6 @@ class TestFrozenServer:
         store.upload("large", tmp_path / "source")
         assert store.read("large") == b"x" * _LARGE
 
-    def test_a_server_that_dies_over_a_write_leaves_it_uncertain(self, store: ObjectStore, s3_server: S3Server) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            creating = pool.submit(store.create, "new", b"1")
-            time.sleep(0.3)
-            s3_server.kill()
-            with pytest.raises(OutcomeUnknown):
-                creating.result()
-        s3_server.start()
-
 
 class TestWrongCredentials:
     def test_all_is_refused_and_no_secret_is_told(self, s3_server: S3Server, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ class TestOddAnswers:
     @pytest.mark.parametrize(
         ("status", "meaning"),
         [
+            (301, NotDone),
             (400, NotDone),
             (403, NotDone),
             (404, NotDone),
@@ -168,6 +170,21 @@ class TestOddAnswers:
                 server.store.create("one", b"1")
             with pytest.raises(meaning):
                 server.store.replace("one", b"1")
+            assert server.asked == ["PUT", "PUT"]
+
+    def test_a_forked_process_is_told_at_once_and_its_parent_goes_on(self) -> None:
+        with AnsweringServer([200]) as server:
+            server.store.replace("one", b"1")
+            child = os.fork()
+            if child == 0:
+                signal.alarm(5)
+                try:
+                    server.store.replace("one", b"2")
+                except NotDone:
+                    os._exit(0)
+                os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+            server.store.replace("one", b"3")
             assert server.asked == ["PUT", "PUT"]
 
     def test_a_short_absence_is_waited_for(self) -> None:

@@ -78,10 +78,16 @@ class _Generations:
         newest = self.readable[-1] if self.readable else None
         return None if newest and any(number > newest.generation for number in self.damaged) else newest
 
+    @property
+    def numbers(self) -> set[Generation]:
+        return {record.generation for record in self.readable} | set(self.damaged)
+
     def problem_of(self, generation: Generation) -> str | None:
-        if any(record.generation == generation for record in self.readable):
-            return None
-        return self.damaged.get(generation, "generation record is missing")
+        """A clone has the record of its savepoint's generation and none before it: older ones are not missed."""
+        if generation in self.damaged:
+            return self.damaged[generation]
+        is_expected = generation >= min(self.numbers, default=generation)
+        return "generation record is missing" if is_expected and generation not in self.numbers else None
 
     def incarnations(self) -> list[Incarnation]:
         return [
@@ -242,13 +248,14 @@ class Verifier:
         for folder in self._layout.root.glob("channels/*/g*"):
             if folder.name[1:].isdigit() and any(not durable.is_temporary(name) for name in _names_in(folder)):
                 named.add(Generation(int(folder.name[1:])))
-        there = {one.generation for one in self._generations().readable} | set(generations.damaged)
-        for number in sorted(named - there):
+        now = self._generations()  # again: the flow may have been started meanwhile
+        missing = [number for number in sorted(named - now.numbers) if now.problem_of(number)]
+        for number in missing:
             yield self._of_flow(self._layout.generation(number), "generation record is missing")
-        # Its number is unknown if it left nothing else behind.
-        if recoveries > len(there) and not named - there:
+        # Its number is unknown if it was the oldest, or left nothing else behind.
+        if recoveries > len(now.numbers) and not missing:
             yield self._of_flow(
-                self._layout.generations, f"{recoveries} generations have been, there are records of {len(there)}"
+                self._layout.generations, f"{recoveries} generations have been, there are records of {len(now.numbers)}"
             )
 
     def _generations(self) -> _Generations:

@@ -214,6 +214,19 @@ def test_a_generation_record_that_left_nothing_else_is_missed_too(storage: Path)
     assert found.path.startswith("generations")
 
 
+def test_a_clone_that_has_no_records_of_older_generations_is_whole(storage: Path) -> None:
+    with running(storage, retain_checkpoints=1) as flow:
+        flow.emit(1)
+        flow.checkpoint()
+    layout = layout_of(storage)
+    layout.generation(Generation(1)).unlink()
+    assert [report.verdict for report in verifier(layout).newest()] == ["good"]
+    (found,) = verifier(layout).flow_problems()
+    assert "2 generations have been" in found.problem, "the coordinator remembers it: here it is no clone"
+    layout.metadata.unlink()
+    assert [found.path for found in verifier(layout).flow_problems()] == ["coordinator.sqlite"]
+
+
 def test_a_manifest_that_makes_no_sense_does_not_hide_the_others(storage: Path) -> None:
     layout = layout_of(storage)
     manifest = LocalSnapshotStore.reading(layout).load_manifest(Epoch(2))

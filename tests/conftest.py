@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.support.object_server import S3Server
+    from cutline.testing.s3_server import S3Server
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
@@ -31,7 +31,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """The S3 server that all tests share, each in a place of its own (``fresh_url``). Who stops it starts it again."""
-    from tests.support.object_server import S3Server
+    from cutline.testing.s3_server import S3Server
 
     server = S3Server()
     try:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from cutline.decoding import decoder_of
 from cutline.errors import DamagedRecordError, UnknownFormatError
 
 FORMAT_VERSION = 1
@@ -37,7 +38,7 @@ def encode(kind: str, body: Any) -> bytes:
 def decode(kind: str, data: bytes, type_: type[T], *, path: object = None) -> T:
     """The record behind stored bytes; raises rather than return anything that is not exactly what was written."""
     try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = decoder_of(_Envelope).decode(data)
     except _UNREADABLE as error:
         raise DamagedRecordError(f"not a readable {kind} record: {error}", path=path) from error
     if envelope.format != FORMAT_VERSION:
@@ -51,7 +52,7 @@ def decode(kind: str, data: bytes, type_: type[T], *, path: object = None) -> T:
     if hashlib.sha256(envelope.body).hexdigest() != envelope.sha256:
         raise DamagedRecordError(f"{kind} record does not match its checksum", path=path)
     try:
-        return msgspec.json.decode(envelope.body, type=type_)
+        return decoder_of(type_).decode(envelope.body)
     except _UNREADABLE as error:
         raise DamagedRecordError(f"{kind} record lacks something: {error}", path=path) from error
 
@@ -59,7 +60,7 @@ def decode(kind: str, data: bytes, type_: type[T], *, path: object = None) -> T:
 def kind_of(data: bytes) -> str | None:
     """Of what kind stored bytes say they are; None when they are no record."""
     try:
-        return msgspec.json.decode(data, type=_Envelope).kind
+        return decoder_of(_Envelope).decode(data).kind
     except _UNREADABLE:
         return None
 

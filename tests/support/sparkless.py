@@ -123,7 +123,7 @@ class SparklessFlow:
         storage: Path,
         *,
         own: Mapping[OperatorId, Mapping[str, Any]] | None = None,
-        restore_to: Epoch | None = None,
+        restore_to: int | str | None = None,
         **settings: Any,
     ) -> None:
         """``own``: what the code of the flow says of single operators."""

@@ -16,6 +16,7 @@ from cutline.cli.live import flow_view
 from cutline.config import build_options
 from cutline.demo.run import run_demo
 from cutline.demo.settings import DemoSettings
+from cutline.testing.s3_server import S3Server
 
 #: The input takes this long, and so much longer for each kill, so that every kill finds something to break.
 _INPUT_SECONDS = 20.0
@@ -29,12 +30,24 @@ def demo(
     interval: Annotated[str, typer.Option(help="Time between checkpoints.")] = "1s",
     mode: Annotated[str, typer.Option(help="auto, aligned or unaligned.")] = "auto",
     seed: Annotated[int, typer.Option(help="Decides the payments and the moments of the kills.")] = 1,
+    lose_host: Annotated[
+        bool, typer.Option(help="With each kill all that the worker had stored is lost; it comes back from --remote.")
+    ] = False,
+    remote: Annotated[
+        str, typer.Option(help="Remote tier; default with --lose-host: a real S3 server, or a folder without one.")
+    ] = "",
     keep: Annotated[bool, typer.Option(help="Keep the folder with everything the demo wrote.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
     """Run a payments pipeline, kill it, let it come back, and check every payment against the truth."""
     build_options({"checkpoint_interval": interval, "mode": mode})  # a bad value fails here, with a clear error
     folder = tempfile.mkdtemp(prefix="cutline-demo-")
+    server = S3Server() if lose_host and not remote and S3Server.is_installed() else None
+    if server is not None:
+        server.start()
+        remote = f"{server.url}/demo"
+    elif lose_host and not remote:
+        remote = f"{folder}/remote"
     settings = DemoSettings(
         folder=folder,
         rows=rows,
@@ -43,13 +56,22 @@ def demo(
         interval=interval,
         mode=mode,
         seconds=_INPUT_SECONDS + _SECONDS_PER_KILL * kill,
+        remote=remote,
+        remote_options=server.options if server is not None else {},
     )
     console = Console(stderr=as_json)
     began = time.monotonic()
     try:
         with Live(console=console, refresh_per_second=4, transient=True) if not as_json else _Silent() as live:
-            report = run_demo(settings, kill, lambda status, note: live.update(flow_view(status, note)))
+            report = run_demo(
+                settings,
+                kill,
+                lambda status, note: live.update(flow_view(status, note)),
+                loses_host=lose_host,
+            )
     finally:
+        if server is not None:
+            server.remove()
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     report["seconds"] = round(time.monotonic() - began, 1)

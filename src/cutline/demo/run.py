@@ -13,9 +13,9 @@ from cutline.metadata.sqlite import SqliteMetadata
 _HISTORY = 100_000
 
 
-def run_demo(settings: DemoSettings, kills: int, watch: Watcher) -> dict[str, Any]:
+def run_demo(settings: DemoSettings, kills: int, watch: Watcher, *, loses_host: bool = False) -> dict[str, Any]:
     """The report of a demo run; ``ok`` says whether everything was published exactly once."""
-    demo = DemoRun(settings, kills, watch)
+    demo = DemoRun(settings, kills, watch, loses_host=loses_host)
     demo.run()
     report = check(settings)
     metadata = SqliteMetadata(Layout(settings.storage, FLOW_NAME).metadata)
@@ -29,6 +29,8 @@ def run_demo(settings: DemoSettings, kills: int, watch: Watcher) -> dict[str, An
         "mode": settings.mode,
         "seed": settings.seed,
         "kills": demo.kills,
+        "hosts_lost": demo.kills if loses_host else 0,
+        "remote": settings.remote,
         "recoveries": demo.recoveries,
         "checkpoints_completed": len(durations),
         "checkpoints_aborted": sum(1 for item in history if item.outcome == "aborted"),

@@ -22,6 +22,9 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     #: Target length of the input, which sets the sources' pace.
     seconds: float
+    #: Where checkpoints are copied to; "": nowhere.
+    remote: str = ""
+    remote_options: dict[str, str] = {}
 
     @property
     def card_rows(self) -> int:

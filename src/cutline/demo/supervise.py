@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +32,9 @@ Watcher = Callable[[dict[str, Any], str], None]
 class DemoRun:
     """One run with a number of kills; the moments come from the seed."""
 
-    def __init__(self, settings: DemoSettings, kills: int, watch: Watcher) -> None:
+    def __init__(self, settings: DemoSettings, kills: int, watch: Watcher, *, loses_host: bool = False) -> None:
+        """``loses_host``: with each kill the worker's whole storage folder goes; the remote tier and sinks remain."""
+        self._loses_host = loses_host
         self._settings = settings
         self._kills_left = kills
         self._watch = watch
@@ -75,10 +78,12 @@ class DemoRun:
                     seconds = round(time.monotonic() - killed_at, 2)
                     self.recoveries.append({"path": status["recovery"]["path"], "seconds": seconds})
                     killed_at = None
-                if kill_at is None and self._kills_left > 0:
+                if kill_at is None and self._kills_left > 0 and self._may_die(status):
                     kill_at = time.monotonic() + self._random.uniform(*_KILL_WINDOW_SECONDS)
             if kill_at is not None and time.monotonic() >= kill_at:
                 _kill_group(worker)
+                if self._loses_host:
+                    shutil.rmtree(self._settings.storage)
                 self.kills += 1
                 self._kills_left -= 1
                 return time.monotonic()
@@ -87,8 +92,16 @@ class DemoRun:
             time.sleep(_LOOK_SECONDS)
         if worker.returncode != 0:
             tail = self._log.read_text(errors="replace")[-3000:]
-            raise FlowFailedError(f"the worker failed:\n{tail}", next_step=f"see {self._log}", flow=FLOW_NAME)
+            raise FlowFailedError(
+                f"the worker failed with code {worker.returncode}:\n{tail}",
+                next_step=f"see {self._log}",
+                flow=FLOW_NAME,
+            )
         return None
+
+    def _may_die(self, status: dict[str, Any]) -> bool:
+        """A host that is lost before anything was copied is lost for good."""
+        return not self._loses_host or status["remote"]["epoch"] > 0
 
     def _status(self, pid: int) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):

@@ -17,7 +17,11 @@ def main() -> None:
     configure_logging(as_json=False, level=logging.INFO)
     settings = msgspec.json.decode(sys.argv[1], type=DemoSettings)
     run = payments_flow(settings).start(
-        storage=str(settings.storage), checkpoint_interval=settings.interval, mode=settings.mode
+        storage=str(settings.storage),
+        checkpoint_interval=settings.interval,
+        mode=settings.mode,
+        remote=settings.remote,
+        remote_options=settings.remote_options,
     )
     run.process_all_available()
     run.stop()

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from cutline import durable
+from cutline.decoding import decoder_of
 from cutline.errors import CutlineError, RequestFailedError
 from cutline.logs import get_logger
 
@@ -51,7 +52,7 @@ def ask(folder: Path, kind: str, arguments: dict[str, Any], *, seconds: float, w
             raise RequestFailedError(f"the flow has not answered within {seconds:.0f} s", next_step="see its status")
         wait()
         time.sleep(_LOOK_SECONDS)
-    answer = msgspec.json.decode(answer_path.read_bytes(), type=Answer)
+    answer = decoder_of(Answer).decode(answer_path.read_bytes())
     answer_path.unlink(missing_ok=True)
     if answer.problem:
         raise RequestFailedError(answer.problem)
@@ -73,7 +74,7 @@ class Mailbox:
         names = (path for path in self._folder.glob("*.json") if not path.name.endswith(_ANSWER))
         for path in sorted(path for path in names if not durable.is_temporary(path.name)):
             try:
-                request = msgspec.json.decode(path.read_bytes(), type=Request)
+                request = decoder_of(Request).decode(path.read_bytes())
             except FileNotFoundError:
                 continue  # taken back
             except msgspec.MsgspecError as error:

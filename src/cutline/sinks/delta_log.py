@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from cutline.decoding import decoder_of
 from cutline.durable import fsync_dir, fsync_file
 from cutline.errors import InvariantViolation, SinkError
 from cutline.ids import Epoch
@@ -145,6 +146,10 @@ class DeltaLog:
         return self.folder / f"{version:020}.json"
 
 
+def _mark(found: Any) -> Mark:
+    return decoder_of(Mark).decode(msgspec.json.encode(found))
+
+
 def _parse(version: int, text: str) -> LoggedCommit:
     actions: list[dict[str, Any]] = [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
     info: dict[str, Any] = {}
@@ -158,7 +163,7 @@ def _parse(version: int, text: str) -> LoggedCommit:
     mark = info.get(MARK_KEY)
     return LoggedCommit(
         version=version,
-        mark=msgspec.convert(mark, Mark) if mark is not None else None,
+        mark=_mark(mark) if mark is not None else None,
         operation=info.get("operation", "unknown operation"),
         # Without a time it must count as recent.
         timestamp_ms=info.get("timestamp", 1 << 62),

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cutline import durable
 from cutline.config import Options
+from cutline.decoding import decoder_of
 from cutline.errors import JvmLostError
 from cutline.graph import FlowGraph, OperatorNode
 from cutline.ids import BatchId, FlowName, OperatorId, Position
@@ -75,7 +76,7 @@ class SparkBatch:
 
     def stage(self, job: StageJob) -> list[StagedTask]:
         rows = self._frame.mapInArrow(stage_rows(job), REPORT_SCHEMA).collect()
-        return [msgspec.json.decode(row["report"], type=StagedTask) for row in rows]
+        return [decoder_of(StagedTask).decode(row["report"]) for row in rows]
 
     def run_to_end(self) -> None:
         self._frame.write.format("noop").mode("overwrite").save()

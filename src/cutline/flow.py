@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from cutline.config import operator_options
 from cutline.errors import FlowDefinitionError
-from cutline.graph import FlowGraph, OperatorNode, SinkNode, build_graph, check_name
+from cutline.graph import FlowGraph, OperatorNode, RollbackPolicy, SinkNode, build_graph, check_name
 from cutline.ids import FlowName, OperatorId, SinkId
 from cutline.ports import Sink
 
@@ -105,9 +105,19 @@ class Flow:
         return declare
 
     def sink(
-        self, operator: Operator | str, sink: Sink, *, output_mode: str | None = None, name: str | None = None
+        self,
+        operator: Operator | str,
+        sink: Sink,
+        *,
+        output_mode: str | None = None,
+        name: str | None = None,
+        on_rollback: str = "rewind",
     ) -> None:
-        """Publish an operator's rows, exactly once, with every complete checkpoint."""
+        """Publish an operator's rows, exactly once, with every complete checkpoint.
+
+        ``on_rollback`` says what becomes of published rows when the flow is taken back behind them: ``rewind`` takes
+        them back, ``keep`` leaves them and publishes again what is done again, ``fail`` refuses to go back.
+        """
         source = OperatorId(operator.name if isinstance(operator, Operator) else operator)
         if source not in self._operators:
             raise FlowDefinitionError(
@@ -122,7 +132,21 @@ class Flow:
             raise FlowDefinitionError(
                 f"two sinks are called {sink_id}", next_step="give one of them a name=", flow=self.name
             )
-        node = SinkNode(sink=sink_id, operator=source, output_mode=output_mode, supported_modes=sink.output_modes)
+        policies = get_args(RollbackPolicy)
+        if on_rollback not in policies:
+            raise FlowDefinitionError(
+                f"on_rollback: {on_rollback!r} is not known",
+                next_step=f"use one of {', '.join(policies)}",
+                flow=self.name,
+                operator=source,
+            )
+        node = SinkNode(
+            sink=sink_id,
+            operator=source,
+            output_mode=output_mode,
+            supported_modes=sink.output_modes,
+            on_rollback=cast("RollbackPolicy", on_rollback),
+        )
         self._sinks[sink_id] = (node, sink)
 
     def graph(self) -> FlowGraph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from cutline.config import OperatorOptions
 from cutline.errors import FlowDefinitionError
@@ -30,6 +31,9 @@ class OperatorNode:
     options: OperatorOptions = field(default_factory=OperatorOptions)
 
 
+RollbackPolicy = Literal["rewind", "keep", "fail"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkNode:
     """One sink as the user declared it."""
@@ -39,6 +43,8 @@ class SinkNode:
     output_mode: str | None
     #: Modes the sink can publish.
     supported_modes: frozenset[str]
+    #: What becomes of what it has published when the flow goes back behind it.
+    on_rollback: RollbackPolicy = "rewind"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,7 @@ def run_on(
     )
     recovery.check_definition()
     open_sinks(graph, flow.sinks, plans)
-    savepoints = Savepoints(layout, local_store)
+    savepoints = Savepoints(layout, partial(store_at, remote_options=options.remote_options))
     recovered = recovery.recover(restore_target(layout, savepoints, restore_to))
     published = settle_sinks(graph, flow.sinks, recovered, metadata)
 
@@ -365,11 +365,12 @@ def _build_replicator(
     )
 
 
-def local_store(place: str) -> ObjectStore:
+def store_at(place: str, remote_options: Mapping[str, str] | None = None) -> ObjectStore:
     """A folder, or the address of a bucket, as an object store."""
     from cutline.objects import open_store
 
-    return open_store(place)
+    is_bucket = "://" in place and not place.startswith(("file:", "memory:"))
+    return open_store(place, (remote_options or {}) if is_bucket else {})
 
 
 def restore_target(layout: Layout, savepoints: Savepoints, restore_to: int | str | None) -> Epoch | None:
@@ -399,9 +400,7 @@ def _open_replica(graph: FlowGraph, options: Options, layout: Layout) -> Replica
             next_step="choose another mode, or leave remote out",
             flow=graph.flow,
         )
-    from cutline.objects import open_store
-
-    return Replica(open_store(f"{options.remote.rstrip('/')}/{graph.flow}", options.remote_options), layout)
+    return Replica(store_at(f"{options.remote.rstrip('/')}/{graph.flow}", options.remote_options), layout)
 
 
 def _identify(layout: Layout, graph: FlowGraph) -> None:

@@ -124,9 +124,10 @@ class SparklessFlow:
         *,
         own: Mapping[OperatorId, Mapping[str, Any]] | None = None,
         restore_to: int | str | None = None,
+        on_rollback: str = "rewind",
         **settings: Any,
     ) -> None:
-        """``own``: what the code of the flow says of single operators."""
+        """``own``: what the code of the flow says of single operators; ``on_rollback``: of its sink."""
         self.sink = FolderSink(storage / "table")
         self.options = build_options(
             {"checkpoint_interval": 0, "checkpoint_timeout": "60s", "retain_checkpoints": 1, "mode": "unaligned"},
@@ -140,7 +141,7 @@ class SparklessFlow:
         flow = Flow("counting")
         flow.operator("numbers", **own.get(NUMBERS, {}))(_unused)
         flow.operator("totals", inputs=["numbers"], subtasks=1, **own.get(TOTALS, {}))(_unused)
-        flow.sink("totals", self.sink, name="table")
+        flow.sink("totals", self.sink, name="table", on_rollback=on_rollback)
         self.graph = flow.graph()
         self.engine = HandDrivenEngine(self.graph)
         wiring.check_operator_options(self.graph, self.options)

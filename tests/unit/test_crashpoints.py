@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 import cutline
-from cutline.crashpoints import ENVIRONMENT_VARIABLE, PID_VARIABLE, POINTS, REACHED, VICTIM_VARIABLE, crashpoint
+from cutline.crashpoints import (
+    ENVIRONMENT_VARIABLE,
+    PID_VARIABLE,
+    POINTS,
+    REACHED,
+    REMOTE_POINTS,
+    VICTIM_VARIABLE,
+    crashpoint,
+)
 from tests.support.killing import is_killed_at
 
 SOURCES = Path(cutline.__file__).parent
@@ -24,15 +32,15 @@ def points_in_code() -> set[str]:
 
 
 def test_every_point_of_the_list_is_in_the_code() -> None:
-    assert set(POINTS) - points_in_code() == set()
+    assert {*POINTS, *REMOTE_POINTS} - points_in_code() == set()
 
 
 def test_every_point_in_the_code_is_on_the_list() -> None:
-    assert points_in_code() - set(POINTS) == set()
+    assert points_in_code() - {*POINTS, *REMOTE_POINTS} == set()
 
 
 def test_no_point_is_on_the_list_twice() -> None:
-    assert len(set(POINTS)) == len(POINTS)
+    assert len({*POINTS, *REMOTE_POINTS}) == len(POINTS) + len(REMOTE_POINTS)
 
 
 def test_without_the_variable_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,13 +16,14 @@ from rich.table import Table
 
 from cutline import durable, records
 from cutline.cli.options import FlowName, Json, Storage
+from cutline.config import Options
 from cutline.errors import ConfigError, RecoveryError
 from cutline.layout import Layout
 from cutline.service.lock import running_pid
 from cutline.service.requests import ask
 from cutline.service.savepoints import Savepoint, Savepoints
 from cutline.snapshots.store import LocalSnapshotStore
-from cutline.wiring import load_options, local_store
+from cutline.wiring import load_options, store_at
 
 app = typer.Typer(no_args_is_help=True, help="Named checkpoints: take, list, move and delete them.")
 
@@ -38,7 +40,11 @@ def _layout(flow: str, storage: str | None) -> Layout:
 
 
 def _savepoints(flow: str, storage: str | None) -> Savepoints:
-    return Savepoints(_layout(flow, storage), local_store)
+    return _savepoints_in(_layout(flow, storage), load_options({"storage": storage}))
+
+
+def _savepoints_in(layout: Layout, options: Options) -> Savepoints:
+    return Savepoints(layout, partial(store_at, remote_options=options.remote_options))
 
 
 def _ask(layout: Layout, kind: str, arguments: dict[str, Any], what: str) -> dict[str, Any]:
@@ -103,7 +109,7 @@ def create(
     if not epochs:
         raise RecoveryError("the flow has no checkpoint", next_step="start it, and take the savepoint then", flow=flow)
     manifest = store.load_manifest(epochs[-1])
-    savepoint = Savepoints(layout, local_store).create(name, manifest, is_drained=False, note=note)
+    savepoint = _savepoints(flow, storage).create(name, manifest, is_drained=False, note=note)
     _show(savepoint, as_json)
 
 
@@ -158,7 +164,7 @@ def import_(
     options = load_options({"storage": storage})
     layout = Layout(Path(options.storage).resolve(), flow)
     with Console(stderr=True).status(f"copying {place}"):
-        savepoint = Savepoints(layout, local_store).bring(place, name)
+        savepoint = _savepoints_in(layout, options).bring(place, name)
     _show(savepoint, as_json)
 
 
@@ -180,7 +186,7 @@ def clone(
 def _savepoints_anywhere(flow: str, storage: str | None) -> Savepoints:
     """Also of a flow that never ran here: an imported savepoint is enough."""
     options = load_options({"storage": storage})
-    return Savepoints(Layout(Path(options.storage).resolve(), flow), local_store)
+    return _savepoints_in(Layout(Path(options.storage).resolve(), flow), options)
 
 
 def restore(
@@ -195,7 +201,7 @@ def restore(
     layout = _layout(flow, storage)
     if _is_running(layout):
         raise ConfigError("the flow runs", next_step=f"stop it first: cutline stop --flow {flow}", flow=flow)
-    store, savepoints = LocalSnapshotStore.reading(layout), Savepoints(layout, local_store)
+    store, savepoints = LocalSnapshotStore.reading(layout), _savepoints(flow, storage)
     target, epoch = _target(store, savepoints, to, at)
     kept = [one for one in store.epochs() if one > epoch]
     plan = {

@@ -214,7 +214,7 @@ class Recovery:
         for node in self._graph.sinks:
             published = self._published_by(node.sink)
             newest = epoch_in(manifests, node.operator)
-            if published > newest:
+            if published > newest and node.on_rollback != "keep":  # what is kept may well be ahead
                 self._problem(
                     f"sink {node.sink} has published epoch {published}, the newest readable checkpoint is {newest}"
                 )
@@ -237,12 +237,16 @@ class Recovery:
                 )
 
     def _refuse_to_pass_fixed_sinks(self, epoch: Epoch) -> None:
-        for name, sink in self._sinks.items():
-            published = sink.published() or NO_EPOCH
-            if published > epoch and not sink.can_rewind:
+        for node in self._graph.sinks:
+            published = self._published_by(node.sink)
+            if published <= epoch or node.on_rollback == "keep":
+                continue
+            if node.on_rollback == "fail" or not self._sinks[node.sink].can_rewind:
+                why = "is not to be taken back" if node.on_rollback == "fail" else "cannot take rows back"
                 raise RecoveryError(
-                    f"sink {name} has published epoch {published}, but the flow can only go back to epoch {epoch}",
-                    next_step="this sink cannot take rows back: empty its target, or mend the later checkpoint",
+                    f"sink {node.sink} has published epoch {published}, the flow would go back to epoch {epoch}, "
+                    f"and the sink {why}",
+                    next_step='empty its target, mend the later checkpoint, or give it on_rollback="keep"',
                     flow=self._graph.flow,
                 )
 

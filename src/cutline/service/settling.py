@@ -45,7 +45,10 @@ def settle_sinks(
         sink = sinks[node.sink]
         newest = epoch_in(recovered.manifests, node.operator)
         ahead = sink.published() or NO_EPOCH
-        if ahead > newest:
+        if ahead > newest and node.on_rollback == "keep":
+            log.warning("sink_keeps_what_was_given_up", flow=graph.flow, sink=node.sink, published=ahead, at=newest)
+            ahead = newest
+        elif ahead > newest:
             log.warning("sink_rewound", flow=graph.flow, sink=node.sink, published=ahead, to=newest)
             sink.rewind(newest)
             ahead = newest

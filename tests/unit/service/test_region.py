@@ -134,6 +134,35 @@ def test_a_person_takes_the_whole_flow_back_and_sinks_follow(tmp_path: Path) -> 
         flow.stop()
 
 
+def test_a_sink_that_keeps_what_it_has_published_publishes_again_what_is_done_again(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=5) as flow:
+        for _ in range(3):
+            flow.emit(2)
+            flow.checkpoint()
+    flow = SparklessFlow(tmp_path, restore_to=1, on_rollback="keep", retain_checkpoints=5)
+    try:
+        assert len(flow.sink.rows()) == 6, "nothing is taken back"
+    finally:
+        flow.stop()
+    with running(tmp_path, on_rollback="keep", retain_checkpoints=5) as flow:
+        assert flow.recovered.path == "resume", "a sink that is ahead is no damage then"
+        flow.emit(1)
+        flow.drain()
+        assert flow.sink.rows() == [*([number, number + 1] for number in range(6)), [2, 3]]
+
+
+def test_a_sink_that_must_not_go_back_keeps_the_flow_from_it(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=5) as flow:
+        for _ in range(2):
+            flow.emit(2)
+            flow.checkpoint()
+    with pytest.raises(RecoveryError, match="is not to be taken back"):
+        SparklessFlow(tmp_path, restore_to=1, on_rollback="fail")
+    with running(tmp_path, on_rollback="fail") as flow:
+        assert flow.recovered.path == "resume"
+        assert len(flow.sink.rows()) == 4
+
+
 # ------------------------------------------------------------------------------------------- what may come between
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from cutline import wiring
 from cutline.crashpoints import POINTS, REMOTE_POINTS
 from cutline.errors import ConfigError, FencedError, NotDone, OutcomeUnknown, RecoveryError
 from cutline.ids import Epoch
@@ -339,8 +338,3 @@ class _Faulty:
             return result
 
         return call
-
-
-def test_the_wiring_opens_the_store_late(tmp_path: Path) -> None:
-    """The tests above put faults between: they rely on it."""
-    assert "open_store" not in vars(wiring)

@@ -16,7 +16,7 @@ from cutline.ids import FlowName
 from cutline.layout import Layout
 from cutline.service.requests import ask
 from cutline.service.savepoints import Savepoints
-from cutline.wiring import local_store
+from cutline.wiring import store_at
 from tests.support.killing import is_killed_at
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 from tests.unit.service.test_running import assert_each_once, running
@@ -51,7 +51,7 @@ def test_a_savepoint_is_drained_self_contained_and_stays(tmp_path: Path) -> None
             flow.checkpoint()
         flow.wait(lambda: flow.snapshots.epochs() == [4])
         assert [one.name for one in flow.run.savepoints()] == ["before-deploy"]
-    store = Savepoints(flow.layout, local_store).replica("before-deploy")
+    store = Savepoints(flow.layout, store_at).replica("before-deploy")
     assert store.epochs() == [1]
     needed = set(store._names_of(store.load_manifest(store.epochs()[0])))
     there = {info.path.removesuffix(".zst") for info in store._store.walk()}
@@ -84,7 +84,7 @@ def test_a_clone_runs_beside_the_first_and_shares_nothing(tmp_path: Path) -> Non
         drained(flow, "branch")
         flow.emit(2)
         flow.drain()
-        Savepoints(flow.layout, local_store).clone(
+        Savepoints(flow.layout, store_at).clone(
             "branch", Layout(tmp_path / "second" / "storage", "counting"), FlowName("counting")
         )
         second = SparklessFlow(tmp_path / "second")
@@ -106,11 +106,11 @@ def test_an_exported_savepoint_begins_a_flow_on_another_machine(tmp_path: Path) 
     with running(tmp_path / "here") as flow:
         flow.emit(3)
         drained(flow, "move")
-    here = Savepoints(flow.layout, local_store)
+    here = Savepoints(flow.layout, store_at)
     here.export("move", str(tmp_path / "bucket" / "move"))
     shutil.rmtree(tmp_path / "here")
     there = Layout(tmp_path / "there" / "storage", "counting")
-    imported = Savepoints(Layout(tmp_path / "shelf", "counting"), local_store)
+    imported = Savepoints(Layout(tmp_path / "shelf", "counting"), store_at)
     savepoint = imported.bring(str(tmp_path / "bucket" / "move"), "moved")
     assert (savepoint.name, savepoint.epoch) == ("moved", 1)
     imported.clone("moved", there, FlowName("counting"))
@@ -149,7 +149,7 @@ def test_a_name_is_used_once_until_it_is_deleted(tmp_path: Path) -> None:
         drained(flow, "one")
         with pytest.raises(ConfigError, match="already"):
             flow.run.savepoint("one")
-        savepoints = Savepoints(flow.layout, local_store)
+        savepoints = Savepoints(flow.layout, store_at)
         savepoints.delete("one")
         with pytest.raises(UnknownSavepointError, match="there are: none"):
             savepoints.load("one")
@@ -177,7 +177,7 @@ def test_stop_with_a_savepoint_leaves_nothing_after_it(tmp_path: Path) -> None:
     done.start()
     while done.is_alive():
         done.join(0.01)
-    card = Savepoints(flow.layout, local_store).load("end")
+    card = Savepoints(flow.layout, store_at).load("end")
     with running(tmp_path) as flow:
         assert flow.operators[NUMBERS].channel.last_batch == card.batches[NUMBERS]
 

@@ -19,6 +19,7 @@ from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import Engine, ObjectStore, OperatorPlan
 from cutline.protocol.coordinator import Coordinator, EpochNumbers, Settings, StoredPending, Topology
+from cutline.protocol.messages import ReleaseEpochs
 from cutline.protocol.per_operator import FlowCoordinator, PerOperatorCoordinator
 from cutline.protocol.retention import EpochNeeds, RetentionPolicy
 from cutline.protocol.trigger import TriggerPolicy, TriggerSettings
@@ -320,7 +321,12 @@ def _begin(
         layout.restore_wish.unlink(missing_ok=True)
         sweep_spark_dirs(layout, recovered.spark_dirs)
         kept = {manifest.epoch for manifest in recovered.manifests} | pins
-        janitor.start(epoch for epoch in snapshots.epochs() if epoch not in kept)
+        abandoned = tuple(epoch for epoch in snapshots.epochs() if epoch not in kept)
+        janitor.start(abandoned)
+        if recovered.path == "remote":
+            # Of these only the records were fetched. Whoever looks at the local tier now would take that for damage.
+            retained = tuple(manifest.epoch for manifest in recovered.manifests)
+            janitor.release(ReleaseEpochs(drop=abandoned, retained=retained, open_from=retained[-1]))
         run.begin(pending)
     except BaseException:
         run.stop()  # half a flow must not go on behind the error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from cutline.errors import DamagedRecordError, FencedError, MissingObject
 from cutline.ids import Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
 from cutline.ports import GenerationRecord, Manifest, ObjectStore, OperatorRecord
+from cutline.ports.objects import ObjectInfo
 from cutline.protocol.retention import EpochNeeds
 from cutline.service.janitor import needs_of
 from cutline.service.manifests import lineage_of
@@ -32,6 +34,8 @@ _SMALL_BYTES = 4 << 10
 _PACKED_SUFFIX = ".zst"
 #: Packing pays if it saves a fifth.
 _PAYS = 0.8
+#: What was sent so long ago is sent again: a collector with a short grace period may have taken it.
+_YOUNG_SECONDS = 60.0
 _MANIFEST, _RECORD, _GENERATION = "manifest", "operator", "generation"
 
 
@@ -54,8 +58,13 @@ class Replica:
         self._store = store
         self._layout = layout
         self._parallelism = parallelism
-        #: Objects that are known to be there: content and entries, which never change.
-        self._there: set[str] | None = None
+        #: What the newest checkpoint there needs, which no collector takes; None: not looked at yet. Whatever else lies
+        #: there may be gone at any time, so it is sent again.
+        self._trusted: frozenset[str] | None = None
+        #: Sent of late, for a checkpoint that is not sealed: too young for any collector.
+        self._sent: dict[str, float] = {}
+        #: Small ones that are never collected.
+        self._created: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -100,17 +109,20 @@ class Replica:
 
     def send(self, manifest: Manifest) -> Copied:
         """Send all that the checkpoint needs but its manifest. Raises StoreError; sending again does no harm."""
-        if self._there is None:
-            self._there = {info.path for info in self._store.walk()}
+        if self._trusted is None:
+            self._trusted = self._needed_by_newest()
+        young = time.monotonic() - _YOUNG_SECONDS
+        self._sent = {name: sent_s for name, sent_s in self._sent.items() if sent_s > young}
         wanted = [path for path in self._content_of(manifest) if not self._is_there(path)]
         with ThreadPoolExecutor(self._parallelism) as pool:
             sent = list(pool.map(self._send, wanted))
-        small = [self._layout.identity, *self._generations(manifest.generation), *self._records_of(manifest)]
-        for path in small:
+        for path in [self._layout.identity, *self._generations(manifest.generation)]:
             name = self._name(path)
-            if name not in self._there:
+            if name not in self._created:
                 self._store.create(name, path.read_bytes())
-                self._there.add(name)
+                self._created.add(name)
+        for path in self._records_of(manifest):
+            self._store.create(self._name(path), path.read_bytes())
         return Copied(
             epoch=manifest.epoch,
             files=len(wanted),
@@ -127,6 +139,8 @@ class Replica:
         self.check_fence(generation)
         path = self._name(self._layout.manifest(manifest.epoch))
         if self._store.create(path, records.encode(_MANIFEST, manifest)):
+            self._trusted = frozenset(self._name(one) for one in self._content_of(manifest))
+            self._sent.clear()
             return manifest
         there = self.load_manifest(manifest.epoch)
         if there.flow != manifest.flow or there.generation > generation:
@@ -143,8 +157,13 @@ class Replica:
 
     def _is_there(self, path: Path) -> bool:
         name = self._name(path)
-        assert self._there is not None  # noqa: S101 (for the type checker)
-        return name in self._there or name + _PACKED_SUFFIX in self._there
+        return name in self._sent or name in (self._trusted or ())
+
+    def _needed_by_newest(self) -> frozenset[str]:
+        for epoch in reversed(self.epochs()):
+            with contextlib.suppress(DamagedRecordError, MissingObject):
+                return frozenset(self._names_of(self.load_manifest(epoch)))
+        return frozenset()
 
     def _send(self, path: Path) -> tuple[int, int]:
         name, size = self._name(path), path.stat().st_size
@@ -163,8 +182,7 @@ class Replica:
             raise DamagedRecordError("a blob does not match its hash", path=name)
         else:
             self._store.upload(name, path)
-        if self._there is not None:
-            self._there.add(name)
+        self._sent[name.removesuffix(_PACKED_SUFFIX)] = time.monotonic()
         return size, sent
 
     def _generations(self, newest: Generation) -> list[Path]:
@@ -263,30 +281,51 @@ class Replica:
 
     # ------------------------------------------------------------------ letting go
 
-    def collect(self, keep: Collection[Epoch], *, now_ms: int, grace_ms: int, check_fence: Callable[[], None]) -> int:
-        """Let go of every other checkpoint, and of what none needs and nobody has written of late; returns objects.
+    def collect(
+        self,
+        keep: Collection[Epoch],
+        *,
+        now_ms: int,
+        grace_ms: int,
+        check_fence: Callable[[], None],
+        is_dry_run: bool = False,
+    ) -> list[ObjectInfo]:
+        """Let go of every other checkpoint, and of what none needs and nobody has written of late; returns what went.
 
         Manifests first: killed half-way, a checkpoint is whole or not there. What is younger than ``grace_ms`` may
-        belong to a checkpoint that is being copied, by whomever.
+        belong to a checkpoint that is being copied, by whomever. A dry run returns what would go.
         """
-        gone = [epoch for epoch in self.epochs() if epoch not in keep]
+        there = {epoch: info for info in self._store.walk("checkpoints") if (epoch := _epoch_of(info.path)) is not None}
+        gone = [info for epoch, info in there.items() if epoch not in keep]
         check_fence()
-        self._store.delete(self._name(self._layout.manifest(epoch)) for epoch in gone)
-        manifests = [self.load_manifest(epoch) for epoch in self.epochs()]
-        if not manifests:
-            return len(gone)
-        reached = {name for manifest in manifests for name in self._names_of(manifest)}
+        if not is_dry_run:
+            self._store.delete(info.path for info in gone)
+        kept = [epoch for epoch in there if epoch in keep] if is_dry_run else self.epochs()
+        reached = self._reached(kept)
+        if not reached:
+            return gone
         doomed = [
-            info.path
+            info
             for info in self._store.walk()
             if now_ms - info.modified_ms >= grace_ms and self._is_unneeded(info.path, reached)
         ]
+        leftovers = self._store.leftovers(grace_ms)
         check_fence()
-        self._store.delete(doomed)
-        if self._there is not None:
-            self._there.difference_update(doomed)
-        self._store.drop_leftovers(grace_ms)
-        return len(gone) + len(doomed)
+        if not is_dry_run:
+            self._store.delete(info.path for info in doomed)
+            self._store.drop_leftovers(grace_ms)
+        return [*gone, *doomed, *leftovers]
+
+    def _reached(self, epochs: Collection[Epoch]) -> set[str]:
+        """All that these checkpoints need; those that another collector lets go of meanwhile are left out."""
+        reached: set[str] = set()
+        for epoch in epochs:
+            try:
+                reached.update(self._names_of(self.load_manifest(epoch)))
+            except MissingObject:
+                if self._store.find(self._name(self._layout.manifest(epoch))) is not None:
+                    raise
+        return reached
 
     def _names_of(self, manifest: Manifest) -> Iterator[str]:
         for path in self._records_of(manifest):
@@ -316,6 +355,12 @@ class Replica:
         if kind == "checkpoints":
             return not path.endswith("/manifest.json") and name not in reached
         return kind in ("blobs", "channels") and name not in reached
+
+
+def _epoch_of(path: str) -> Epoch | None:
+    """Of a manifest's path; None of any other."""
+    _, number, *rest = path.split("/")
+    return Epoch(int(number)) if rest == ["manifest.json"] else None
 
 
 def _entry_paths(manifest: Manifest, layout: Layout) -> Iterator[Path]:

@@ -338,3 +338,20 @@ class _Faulty:
             return result
 
         return call
+
+
+def test_what_somebody_has_removed_from_the_bucket_is_sent_again(tmp_path: Path) -> None:
+    """Content that no checkpoint there needed may be collected by anybody, and may be needed again."""
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        flow.emit(3)
+        copied(flow, flow.checkpoint())
+        flow.emit(1)
+        copied(flow, flow.checkpoint())
+        replica = flow.run._replicator._replica  # type: ignore[union-attr]
+        newest = flow.snapshots.load_manifest(Epoch(2))
+        orphan = next(path for path in replica._content_of(flow.snapshots.load_manifest(Epoch(1))))
+        assert not replica._is_there(orphan) or orphan in replica._content_of(newest)
+        assert all(replica._is_there(path) for path in replica._content_of(newest))
+    lose_host(tmp_path)
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        assert flow.recovered.restored_epoch == 2

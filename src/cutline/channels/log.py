@@ -58,12 +58,20 @@ class ChannelLog:
     # ------------------------------------------------------------------ opening
 
     @classmethod
-    def open(cls, operator: OperatorId, folder: Path, lineage: Lineage, first: Position = START) -> ChannelLog:
-        """Read the visible entries from ``first`` on. Raises DamagedRecordError for a hole or a bad entry."""
+    def open(
+        cls, operator: OperatorId, folder: Path, lineage: Lineage, first: Position = START, *, is_reader: bool = False
+    ) -> ChannelLog:
+        """Read the visible entries from ``first`` on. Raises DamagedRecordError for a hole or a bad entry.
+
+        ``is_reader``: nothing will be appended, and no folder is made that is missing.
+        """
         log = cls(operator, folder, lineage)
         log._opened_from = first
-        durable.make_dir(codec.data_dir(folder))
+        if not is_reader:
+            durable.make_dir(codec.data_dir(folder))
         for generation, begin, end in lineage.ranges():
+            if is_reader and not codec.generation_dir(folder, generation).is_dir():
+                continue
             durable.make_dir(codec.generation_dir(folder, generation))
             for seq in cls._sequence_numbers(codec.generation_dir(folder, generation)):
                 if max(first, begin) <= seq and (end is None or seq < end):
@@ -269,6 +277,11 @@ class ChannelLog:
         return data
 
     # ------------------------------------------------------------------ sweeping
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every visible entry was read, so that what none of them names is needed by nobody."""
+        return self._opened_from == START
 
     def invisible_entries(self) -> list[Entry]:
         """Entries the lineage does not reach: of zombies, or given up by a restore. Unreadable ones are left out."""

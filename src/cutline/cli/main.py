@@ -9,6 +9,7 @@ from rich.console import Console
 
 from cutline import __version__
 from cutline.cli.demo import demo
+from cutline.cli.gc import gc
 from cutline.cli.run import run, status
 from cutline.cli.savepoint import app as savepoint_app
 from cutline.cli.savepoint import clone, restore, stop
@@ -28,6 +29,7 @@ app.command()(status)
 app.command()(demo)
 app.command()(simulate)
 app.command()(verify)
+app.command()(gc)
 app.command()(stop)
 app.command()(restore)
 app.command()(clone)

@@ -51,6 +51,9 @@ def _inspect(path: Path) -> CoordinatorRecords:
         has_pins = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'pins'").fetchone() is not None
         pins = database.execute("SELECT epoch FROM pins").fetchall() if has_pins else []
         recoveries = database.execute("SELECT coalesce(sum(count), 0) FROM recoveries").fetchone()[0]
+        open_from = database.execute(
+            "SELECT coalesce(min(CASE WHEN outcome IS NULL THEN epoch END), max(epoch) + 1, 1) FROM epochs"
+        ).fetchone()[0]
     return CoordinatorRecords(
         completed=[
             CompletedEpoch(Epoch(epoch), Generation(generation), frozenset(_DETAILS.decode(details or b"{}").operators))
@@ -58,4 +61,5 @@ def _inspect(path: Path) -> CoordinatorRecords:
         ],
         pins=frozenset(Epoch(epoch) for (epoch,) in pins),
         recoveries=recoveries,
+        open_from=Epoch(open_from),
     )

@@ -95,15 +95,22 @@ class FolderStore:
                 kind = OutcomeUnknown if removed else NotDone
                 raise kind("the object cannot be removed", store=self.url, path=path, why=error.strerror) from error
 
-    def drop_leftovers(self, older_than_ms: int) -> int:
-        """Temporary files of writers that died."""
+    def leftovers(self, older_than_ms: int) -> list[ObjectInfo]:
         oldest = time.time() - older_than_ms / 1_000
-        dropped = 0
+        found = []
         for file in self._files(self._root):
             with contextlib.suppress(FileNotFoundError):
-                if is_temporary(file.name) and file.stat().st_mtime <= oldest:
-                    os.unlink(file.path)
-                    dropped += 1
+                if is_temporary(file.name) and (status := file.stat()).st_mtime <= oldest:
+                    found.append(_info(os.path.relpath(file.path, self._root), status))
+        return found
+
+    def drop_leftovers(self, older_than_ms: int) -> int:
+        """Temporary files of writers that died."""
+        dropped = 0
+        for info in self.leftovers(older_than_ms):
+            with contextlib.suppress(FileNotFoundError):
+                (self._root / info.path).unlink()
+                dropped += 1
         return dropped
 
     def _file(self, path: str) -> Path:

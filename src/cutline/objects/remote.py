@@ -162,6 +162,9 @@ class ObstoreStore:
                 raise
             removed = True
 
+    def leftovers(self, older_than_ms: int) -> list[ObjectInfo]:
+        return []
+
     def drop_leftovers(self, older_than_ms: int) -> int:
         """Always 0. Unfinished multipart uploads can stay behind on S3, but obstore cannot list them: have a lifecycle
         rule of the bucket remove them (docs/storage.md). Objects in memory leave nothing.

@@ -41,6 +41,8 @@ class CoordinatorRecords(NamedTuple):
     pins: frozenset[Epoch] = frozenset()
     #: How many generations have come into being since the database exists.
     recoveries: int = 0
+    #: Epochs from here on have no outcome yet, or have not begun; 0 if that is not known.
+    open_from: Epoch = Epoch(0)
 
 
 class SnapshotInspector(Protocol):

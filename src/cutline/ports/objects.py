@@ -63,6 +63,10 @@ class ObjectStore(Protocol):
         """Remove objects; one that is not there is as good as removed."""
         ...
 
+    def leftovers(self, older_than_ms: int) -> list[ObjectInfo]:
+        """What ``drop_leftovers`` would remove, as far as the store can tell."""
+        ...
+
     def drop_leftovers(self, older_than_ms: int) -> int:
         """Remove what interrupted writes have left (temporary files, unfinished multipart uploads) if it is older than
         the given age; returns how many. A store that cleans up by itself returns 0.

@@ -312,3 +312,13 @@ class SnapshotStore(Protocol):
         when another process has taken over: what that one has stored and not yet bound to an epoch must not go.
         """
         ...
+
+    def sweep(
+        self, open_from: Epoch, may_go: Callable[[str, Path], bool], check_fence: Callable[[], None] = lambda: None
+    ) -> None:
+        """Delete what no checkpoint needs and ``collect`` has not got to, as far as ``may_go`` agrees.
+
+        It hears ("record" or "blob", file): records of epochs that are neither complete nor, from ``open_from`` on,
+        under way, and content that no such epoch reaches. Raises DamagedRecordError rather than guess.
+        """
+        ...

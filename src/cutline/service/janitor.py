@@ -6,6 +6,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeVar
 
 from cutline.channels.log import ChannelLog
 from cutline.ids import START, BatchId, Epoch, OperatorId
@@ -15,6 +16,13 @@ from cutline.protocol.messages import ReleaseEpochs
 from cutline.protocol.retention import EpochNeeds, truncation_points
 
 log = get_logger(__name__)
+
+Result = TypeVar("Result")
+#: Gets the snapshots, the logs, what operators need that are behind theirs, and the check for a successor.
+Sweep = Callable[
+    [SnapshotStore, Mapping[OperatorId, ChannelLog], Iterable[EpochNeeds], Callable[[], None]],
+    Result,
+]
 
 
 def needs_of(manifest: Manifest) -> EpochNeeds:
@@ -93,6 +101,11 @@ class Janitor:
     def let_go(self, epoch: Epoch) -> None:
         with self.at_rest:
             self._held -= Counter([epoch])
+
+    def while_at_rest(self, sweep: Sweep[Result]) -> Result:
+        """Let somebody else collect, while nothing is collected here and no region goes back."""
+        with self.at_rest:
+            return sweep(self._snapshots, self._channels, self._live_needs(), self._check_fence)
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:

@@ -24,21 +24,26 @@ class FlowLock:
         self._path = path
         self._flow = flow
         self._handle: int | None = None
+        self._is_noted = True
 
-    def acquire(self) -> None:
-        """Take the lock; raises FlowLockedError when another process runs the flow."""
+    def acquire(self, *, is_noted: bool = True) -> None:
+        """Take the lock; raises FlowLockedError when another process runs the flow.
+
+        ``is_noted=False``: only to keep others out for a while. The flow does not run, and nobody is told that it does.
+        """
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = os.pread(handle, 200, 0).decode(errors="replace").split()
             os.close(handle)
+            holder = running_pid(self._path)
             raise FlowLockedError(
-                f"another process runs this flow (pid {holder[0] if holder else 'unknown'})",
-                next_step="stop it first, or use another storage folder",
+                f"another process runs this flow (pid {holder})" if holder else "another process has locked this flow",
+                next_step="stop it first, or wait if it only collects (cutline gc)",
                 flow=self._flow,
             ) from error
         self._handle = handle
+        self._is_noted = is_noted
         self._wait_for_jvm(os.pread(handle, 200, 0).decode(errors="replace").split())
         self._note(str(os.getpid()))
 
@@ -54,7 +59,7 @@ class FlowLock:
             self._handle = None
 
     def _note(self, text: str) -> None:
-        if self._handle is not None:
+        if self._handle is not None and self._is_noted:
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, text.encode(), 0)
 

@@ -10,14 +10,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any
 
 from cutline.crashpoints import crashpoint
-from cutline.errors import CutlineError, DamagedRecordError, FencedError, OutcomeUnknown, StoreError
+from cutline.errors import CutlineError, DamagedRecordError, FencedError, NotDone, OutcomeUnknown, StoreError
 from cutline.ids import NO_EPOCH, Epoch, FlowName, Generation
 from cutline.logs import get_logger
 from cutline.ports import GenerationRecord, Manifest, SnapshotStore
+from cutline.ports.objects import ObjectInfo
 from cutline.service.clock import now_ms
 from cutline.service.replica import Copied, Replica
 
@@ -27,6 +30,8 @@ _RETRY_SECONDS, _RETRY_LIMIT_SECONDS = 1.0, 30.0
 #: Listing a bucket costs money: what nobody needs any more may wait so long.
 _COLLECT_SECONDS = 30.0
 _STOP_SECONDS = 30.0
+#: A copy may be under way, or the remote tier be away.
+_TIDY_SECONDS = 300.0
 
 #: Hears what stands in the remote tier now, or why nothing will.
 Done = Callable[[Manifest | None, str], None]
@@ -38,6 +43,15 @@ class _First:
 
     manifest: Manifest
     done: Done
+
+
+@dataclass(frozen=True, slots=True)
+class _Tidy:
+    """Somebody wants the remote tier tidied up: between two copies, never beside one."""
+
+    grace_ms: int
+    is_dry_run: bool
+    answer: Future[list[ObjectInfo]]
 
 
 class Replicator:
@@ -74,7 +88,7 @@ class Replicator:
         self._retain = retain
         self._grace_ms = grace_ms
         self._on_fatal = on_fatal
-        self._requests: queue.SimpleQueue[_First | Epoch | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_First | _Tidy | Epoch | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._newest = NO_EPOCH
         self._copied = NO_EPOCH
@@ -114,6 +128,20 @@ class Replicator:
             time.sleep(0.02)
         return True
 
+    @property
+    def url(self) -> str:
+        return self._replica.url
+
+    def tidy(self, *, grace_ms: int, is_dry_run: bool) -> list[ObjectInfo]:
+        """Let go of what the remote tier need not keep, at once; returns it. Raises StoreError."""
+        request = _Tidy(grace_ms, is_dry_run, Future())
+        self._requests.put(request)
+        try:
+            return request.answer.result(_TIDY_SECONDS)
+        except FutureTimeoutError as error:
+            request.answer.cancel()
+            raise NotDone("the remote tier was not collected in time", store=self.url) from error
+
     def view(self) -> dict[str, Any]:
         """For people."""
         return {
@@ -143,18 +171,20 @@ class Replicator:
             return
         if isinstance(request, _First):
             self._bring_first(request)
+        elif isinstance(request, _Tidy):
+            self._tidy(request)
         elif request > self._copied and self._try(self._enter):
             self._bring(request)
         self._collect()
 
-    def _next(self) -> _First | Epoch | None:
+    def _next(self) -> _First | _Tidy | Epoch | None:
         """What to do now: whoever waits comes first, then the newest epoch when its time has come."""
         wait = None if self._newest <= self._copied else max(self._last_s + self._interval_s - time.monotonic(), 0)
         try:
             request = self._requests.get(timeout=wait)
         except queue.Empty:
             return self._newest
-        if request is None or isinstance(request, _First):
+        if request is None or isinstance(request, _First | _Tidy):
             return request
         self._newest = max(self._newest, request)
         return None
@@ -249,16 +279,34 @@ class Replicator:
         self._collected_s = time.monotonic()
         try:
             self.collect()
-        except StoreError as error:  # nothing is lost by keeping too much
+        except FencedError:
+            raise
+        except CutlineError as error:  # nothing is lost by keeping too much, be it because a record there is damaged
             self._failed(error)
+
+    def _tidy(self, request: _Tidy) -> None:
+        if not request.answer.set_running_or_notify_cancel():
+            return
+        try:
+            request.answer.set_result(self._let_go_of(request.grace_ms, is_dry_run=request.is_dry_run))
+        except FencedError as error:
+            request.answer.set_exception(error)
+            raise
+        except CutlineError as error:
+            request.answer.set_exception(error)
 
     def collect(self) -> int:
         """Let go of what the remote tier need not keep; returns how many objects went."""
-        of_ours = [epoch for epoch in self._replica.epochs() if epoch <= self._copied]
-        keep = {*of_ours[-self._retain :], *self._pins()}
+        return len(self._let_go_of(self._grace_ms, is_dry_run=False))
+
+    def _let_go_of(self, grace_ms: int, *, is_dry_run: bool) -> list[ObjectInfo]:
+        there = self._replica.epochs()
+        # Before the first copy of this life nothing is known of what a later one will take the place of.
+        of_ours = [epoch for epoch in there if epoch <= self._copied][-self._retain :] if self._copied else there
+        keep = {*of_ours, *self._pins()}
 
         def check() -> None:
             self._check_fence()
             self._replica.check_fence(self._generation())
 
-        return self._replica.collect(keep, now_ms=now_ms(), grace_ms=self._grace_ms, check_fence=check)
+        return self._replica.collect(keep, now_ms=now_ms(), grace_ms=grace_ms, check_fence=check, is_dry_run=is_dry_run)

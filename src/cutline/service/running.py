@@ -22,6 +22,7 @@ from cutline.logs import get_logger
 from cutline.ports import Engine, EpochOutcome, MetadataStore
 from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.messages import CheckpointOptions
+from cutline.service.collecting import LiveCollection
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.janitor import Janitor
 from cutline.service.metrics import Metrics
@@ -86,7 +87,12 @@ class RunningFlow:
         self._savepoints = savepoints
         self._mailbox = Mailbox(
             layout.requests,
-            {"checkpoint": self._asked_checkpoint, "savepoint": self._asked_savepoint, "stop": self._asked_stop},
+            {
+                "checkpoint": self._asked_checkpoint,
+                "savepoint": self._asked_savepoint,
+                "stop": self._asked_stop,
+                "gc": LiveCollection(layout, janitor, replicator, metadata, recovered.record.started_ms).collect,
+            },
         )
         self._request_thread = threading.Thread(target=self._take_requests, name="cutline-requests", daemon=True)
         self._engine = engine

@@ -30,6 +30,11 @@ _CARD = "savepoint.json"
 OpenStore = Callable[[str], ObjectStore]
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a savepoint, and not what is left of one that was never finished, or is being deleted."""
+    return (folder / _CARD).exists()
+
+
 class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a savepoint without reading what it holds."""
 

@@ -153,32 +153,38 @@ class BlobStore:
             shutil.copyfile(blob, target)
 
     def sweep(
-        self, reached: Callable[[], Iterable[Collection[str]]], check_fence: Callable[[], None] = lambda: None
+        self,
+        reached: Callable[[], Iterable[Collection[str]]],
+        check_fence: Callable[[], None] = lambda: None,
+        may_go: Callable[[Path], bool] = lambda _: True,
     ) -> int:
         """Delete content that nothing reaches and nobody has claimed; returns how many files went.
 
         Whatever is claimed at any time during the sweep survives it: the manifest that takes over a claim may be stored
-        just after ``reached`` has looked for manifests.
+        just after ``reached`` has looked for manifests. ``may_go`` is asked last, and may keep a file all the same.
         """
         with self._lock:
             self._let_go_later = []
         try:
-            return self._sweep(list(reached()), check_fence)
+            return self._sweep(list(reached()), check_fence, may_go)
         finally:
             with self._lock:
                 digests, self._let_go_later = self._let_go_later, None
             self.unclaim(digests)
 
-    def _sweep(self, reached: list[Collection[str]], check_fence: Callable[[], None]) -> int:
+    def _sweep(
+        self, reached: list[Collection[str]], check_fence: Callable[[], None], may_go: Callable[[Path], bool]
+    ) -> int:
         # Temporary ones are being written; what a dead process left is removed at the next start.
         stored = {path.name for path in self._layout.blobs.glob("*/*") if not durable.is_temporary(path.name)}
         with self._lock:
             doomed = unreachable(stored, reached, self._claims)
         gone = set()
-        for digest in doomed:
+        for digest in sorted(doomed):
             check_fence()
             with self._lock:
-                if digest not in self._claims:  # one at a time: somebody may have stored the same content meanwhile
+                # One at a time: somebody may have stored the same content meanwhile.
+                if digest not in self._claims and may_go(self._layout.blob(digest)):
                     self._synced.discard(digest)
                     self._layout.blob(digest).unlink(missing_ok=True)
                     gone.add(digest)

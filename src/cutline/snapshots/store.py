@@ -302,6 +302,29 @@ class LocalSnapshotStore:
         self._blobs.sweep(self._reached, check_fence)
         return gone
 
+    def sweep(
+        self, open_from: Epoch, may_go: Callable[[str, Path], bool], check_fence: Callable[[], None] = lambda: None
+    ) -> None:
+        complete = self.epochs()
+        for epoch in sorted(self._stored_epochs()):
+            with self._folders:
+                if epoch not in complete and epoch < open_from:
+                    check_fence()
+                    self._sweep_records(epoch, may_go)
+        check_fence()
+        self._blobs.sweep(
+            lambda: [*self._reached(), *self._reached_from(open_from)], check_fence, lambda path: may_go("blob", path)
+        )
+
+    def _sweep_records(self, epoch: Epoch, may_go: Callable[[str, Path], bool]) -> None:
+        folder = self._layout.checkpoint(epoch)
+        for path in self._records(epoch):
+            # Temporary files are looked after by whoever tidies up the folder as a whole.
+            if not durable.is_temporary(path.name) and may_go("record", path):
+                path.unlink(missing_ok=True)
+        if not any(folder.iterdir()) and may_go("record", folder):
+            folder.rmdir()
+
     def _remove_manifest(self, epoch: Epoch) -> None:
         path = self._layout.manifest(epoch)
         try:
@@ -319,12 +342,27 @@ class LocalSnapshotStore:
     def _remove_records(self, epoch: Epoch) -> None:
         """Everything but a tombstone, which stays for good: it bars an epoch against whoever is only thought dead."""
         verdict = self._layout.manifest(epoch)
-        with contextlib.suppress(FileNotFoundError):
-            for path in verdict.parent.iterdir():
-                if path != verdict:
-                    path.unlink(missing_ok=True)
+        for path in self._records(epoch):
+            path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the tombstone, or a record that is being stored, keeps it
             verdict.parent.rmdir()
+
+    def _records(self, epoch: Epoch) -> list[Path]:
+        """Everything in an epoch's folder but its manifest, or the tombstone in its place."""
+        verdict = self._layout.manifest(epoch)
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(path for path in verdict.parent.iterdir() if path != verdict)
+        return []
+
+    def _reached_from(self, open_from: Epoch) -> list[set[str]]:
+        """The blobs of epochs that may be under way, as far as their records are written."""
+        paths = [path for epoch in self._stored_epochs() if epoch >= open_from for path in self._records(epoch)]
+        found = []
+        for path in paths:
+            # Gone meanwhile: given up, or collected. What this process writes at this moment is claimed.
+            if not durable.is_temporary(path.name) and path.exists():
+                found.append({file.sha256 for file in _load_record(path).record.files() if file.content is None})
+        return found
 
     def _reached(self) -> list[set[str]]:
         """The blobs of every complete epoch."""

@@ -1,0 +1,184 @@
+"""``cutline gc``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cutline.cli.options import FlowName, Json, Storage
+from cutline.config import Options, parse_duration_ms
+from cutline.errors import ConfigError, FlowLockedError
+from cutline.ids import Generation
+from cutline.layout import Layout
+from cutline.metadata.inspecting import inspect_coordinator
+from cutline.service.collecting import (
+    WHY,
+    Collected,
+    Finding,
+    collect_remote,
+    collect_stopped,
+    found,
+    kept_remotely,
+)
+from cutline.service.lock import FlowLock, running_pid
+from cutline.service.replica import Replica
+from cutline.service.requests import ask
+from cutline.snapshots.store import LocalSnapshotStore
+from cutline.wiring import load_options, store_at
+
+_ANSWER_SECONDS = 600.0
+#: How long a collector waits for another one.
+_LOCK_SECONDS = 120.0
+
+
+def gc(
+    flow: FlowName,
+    storage: Storage = None,
+    remote: Annotated[str | None, typer.Option(help="The remote tier, to be collected too.")] = None,
+    grace: Annotated[str, typer.Option(help="What was changed within this time stays.")] = "1h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what interrupted work has left and no checkpoint needs; also while the flow runs, which then does it."""
+    options = load_options({"storage": storage, "remote": remote})
+    layout = Layout(Path(options.storage).resolve(), flow)
+    if not layout.identity.exists():
+        raise ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name")
+    grace_ms = parse_duration_ms(float(grace) if grace.isdigit() else grace, option="--grace")
+    replica = _replica(layout, options)
+    with _progress(Console(stderr=True), is_shown=not as_json) as on_found:
+        collected = _collect(layout, options, replica, grace_ms=grace_ms, is_dry_run=dry_run, on_found=on_found)
+    if as_json:
+        typer.echo(json.dumps(_as_json(flow, collected, is_dry_run=dry_run)))
+    else:
+        _print(Console(), collected, is_dry_run=dry_run)
+
+
+def _replica(layout: Layout, options: Options) -> Replica | None:
+    if not options.remote:
+        return None
+    return Replica(store_at(f"{options.remote.rstrip('/')}/{layout.root.name}", options.remote_options), layout)
+
+
+def _collect(
+    layout: Layout,
+    options: Options,
+    replica: Replica | None,
+    *,
+    grace_ms: int,
+    is_dry_run: bool,
+    on_found: Callable[[Finding], None],
+) -> Collected:
+    """A running flow does it itself; of a stopped one the lock is held, so that it is not started meanwhile."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        if running_pid(layout.lock) is not None:
+            return _ask(layout, replica, grace_ms=grace_ms, is_dry_run=is_dry_run)
+        lock = FlowLock(layout.lock, layout.root.name)
+        try:
+            if not is_dry_run:  # who only looks holds nobody up
+                lock.acquire(is_noted=False)
+            return _collect_stopped(
+                layout, options, replica, grace_ms=grace_ms, is_dry_run=is_dry_run, on_found=on_found
+            )
+        except FlowLockedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        finally:
+            lock.release()
+
+
+def _ask(layout: Layout, replica: Replica | None, *, grace_ms: int, is_dry_run: bool) -> Collected:
+    def check_running() -> None:
+        if running_pid(layout.lock) is None:
+            raise ConfigError("the flow has just stopped", next_step="do it again", flow=layout.root.name)
+
+    arguments = {"grace_ms": grace_ms, "dry_run": is_dry_run, "remote": replica.url if replica else None}
+    answer = ask(layout.requests, "gc", arguments, seconds=_ANSWER_SECONDS, wait=check_running)
+    return msgspec.convert(answer, Collected)
+
+
+def _collect_stopped(
+    layout: Layout,
+    options: Options,
+    replica: Replica | None,
+    *,
+    grace_ms: int,
+    is_dry_run: bool,
+    on_found: Callable[[Finding], None],
+) -> Collected:
+    snapshots = LocalSnapshotStore.reading(layout)
+    known = inspect_coordinator(layout.metadata)
+    collected = collect_stopped(
+        layout, snapshots, open_from=known.open_from, grace_ms=grace_ms, is_dry_run=is_dry_run, on_found=on_found
+    )
+    if known.problem:
+        collected.in_doubt.append(known.problem)
+    if replica is not None:
+        generations = snapshots.generations() if layout.generations.is_dir() else []
+        local = snapshots.epochs() if layout.checkpoints.is_dir() else []
+        there = collect_remote(
+            replica,
+            keep=kept_remotely(replica, local, known.pins, options.retain_checkpoints),
+            generation=generations[-1].generation if generations else Generation(0),
+            grace_ms=grace_ms,
+            is_dry_run=is_dry_run,
+            on_found=on_found,
+        )
+        collected.findings += there.findings
+        collected.in_doubt += there.in_doubt
+    return collected
+
+
+@contextmanager
+def _progress(console: Console, *, is_shown: bool) -> Iterator[Callable[[Finding], None]]:
+    """How much was found; nobody knows beforehand how much there is."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (is_shown and console.is_terminal)) as view:
+        task = view.add_task("looking", total=None)
+        count = size_bytes = 0
+
+        def on_found(finding: Finding) -> None:
+            nonlocal count, size_bytes
+            count, size_bytes = count + 1, size_bytes + finding.size_bytes
+            view.update(task, description=f"{count:,} found, {size_bytes / 1e6:,.1f} MB")
+
+        yield on_found
+
+
+def _as_json(flow: str, collected: Collected, *, is_dry_run: bool) -> dict[str, object]:
+    return {
+        "flow": flow,
+        "is_dry_run": is_dry_run,
+        "findings": msgspec.to_builtins(collected.findings),
+        "count": len(collected.findings),
+        "size_bytes": sum(one.size_bytes for one in collected.findings),
+        "in_doubt": collected.in_doubt,
+    }
+
+
+def _print(console: Console, collected: Collected, *, is_dry_run: bool) -> None:
+    if collected.findings:
+        table = Table("tier", "kind", "count", "bytes", "why")
+        for tier, kind, count, size_bytes in found(collected):
+            table.add_row(tier, kind, f"{count:,}", f"{size_bytes:,}", WHY[kind])
+        console.print(table)
+    for one in collected.findings if is_dry_run else ():
+        console.print(f"{one.tier} {one.kind} {escape(one.path)} {one.size_bytes:,}", highlight=False, soft_wrap=True)
+    for text in collected.in_doubt:
+        console.print(f"[yellow]kept, in doubt:[/] {escape(text)}", highlight=False, soft_wrap=True)
+    size_bytes = sum(one.size_bytes for one in collected.findings)
+    verb = "would go" if is_dry_run else "went"
+    console.print(f"{len(collected.findings):,} {verb}, {size_bytes:,} bytes", highlight=False)

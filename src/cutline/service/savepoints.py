@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from cutline.service.replica import Replica
 KIND = "savepoint"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CARD = "savepoint.json"
+#: Larger objects travel through a file instead of through memory.
+_LARGE_BYTES = 32 << 20
 
 OpenStore = Callable[[str], ObjectStore]
 
@@ -118,7 +121,10 @@ class Savepoints:
     def export(self, name: str, url: str) -> int:
         """Copy it to a place of its own, in a bucket or on another disk; returns the bytes copied."""
         self.load(name)
-        return _copy_all(self._open_store(str(self._folder(name))), self._open_store(url))
+        target = self._open_store(url)
+        if target.find(_CARD) is not None:
+            raise ConfigError(f"there is a savepoint at {target.url} already", next_step="choose another place")
+        return _copy_all(self._open_store(str(self._folder(name))), target)
 
     def bring(self, url: str, name: str) -> Savepoint:
         """Take in a savepoint that was exported, of this flow or another."""
@@ -204,5 +210,11 @@ def _copy_all(source: ObjectStore, target: ObjectStore) -> int:
     """Every object; the card last."""
     infos = sorted(source.walk(), key=lambda info: info.path == _CARD)
     for info in infos:
-        target.replace(info.path, source.read(info.path))
+        if info.size_bytes <= _LARGE_BYTES:
+            target.replace(info.path, source.read(info.path))
+            continue
+        with tempfile.TemporaryDirectory(prefix="cutline-savepoint-") as folder:
+            held = Path(folder) / "object"
+            source.download(info.path, held)
+            target.upload(info.path, held)
     return sum(info.size_bytes for info in infos)

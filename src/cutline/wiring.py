@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutline import durable, records
-from cutline.config import OperatorOptions, Options, build_options, environment_layer, file_layer
+from cutline.config import Options, build_options, environment_layer, file_layer
 from cutline.errors import ConfigError, FlowFailedError
 from cutline.flow import Flow
 from cutline.graph import FlowGraph
-from cutline.ids import Epoch, FlowName, Generation, OperatorId, SinkId
+from cutline.ids import Epoch, FlowName, Generation, OperatorId
 from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
-from cutline.ports import Engine, ObjectStore, OperatorPlan
-from cutline.protocol.coordinator import Coordinator, EpochNumbers, Settings, StoredPending, Topology
+from cutline.ports import Engine, ObjectStore
+from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.messages import ReleaseEpochs
-from cutline.protocol.per_operator import FlowCoordinator, PerOperatorCoordinator
-from cutline.protocol.retention import EpochNeeds, RetentionPolicy
-from cutline.protocol.trigger import TriggerPolicy, TriggerSettings
+from cutline.protocol.retention import EpochNeeds
 from cutline.service.clock import now_ms
 from cutline.service.coordinator import CoordinatorService
+from cutline.service.cores import check_operator_options, coordinator_core, own_options, trigger_settings
 from cutline.service.janitor import Janitor, needs_behind_log
 from cutline.service.lock import FlowLock
-from cutline.service.manifests import batch_in, complete_epoch
+from cutline.service.manifests import batch_in
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 from cutline.service.post import Letter, Wire
@@ -200,7 +199,7 @@ def run_on(
     )
     coordinator = CoordinatorService(
         flow=graph.flow,
-        core=_coordinator_core(
+        core=coordinator_core(
             graph=graph,
             plans=plans,
             options=options,
@@ -414,124 +413,3 @@ def _identify(layout: Layout, graph: FlowGraph) -> None:
     if not layout.identity.exists():
         durable.create(layout.identity, records.encode("flow", {"name": graph.flow, "created_ms": now_ms()}))
     records.load("flow", layout.identity, dict)
-
-
-def check_operator_options(graph: FlowGraph, options: Options) -> None:
-    """What is set for operators is meant for ones that are there, and means something in the flow's mode."""
-    unknown = sorted(set(options.operators) - set(graph.names))
-    if unknown:
-        raise ConfigError(
-            f"operators.{unknown[0]}: the flow has no such operator",
-            next_step=f"its operators are: {', '.join(graph.names)}",
-            flow=graph.flow,
-        )
-    for name in graph.names:
-        own = own_options(graph, options, name)
-        if options.is_per_operator and own.sets_alignment():
-            raise ConfigError(
-                "mode and alignment_timeout of an operator mean nothing in per-operator mode",
-                next_step="leave them out",
-                flow=graph.flow,
-                operator=name,
-            )
-        if own.checkpoint_interval_ms is not None and not options.is_per_operator:
-            raise ConfigError(
-                "checkpoint_interval of an operator is for per-operator mode: otherwise all cut together",
-                next_step='set mode = "per-operator" for the flow, or checkpoint_interval for the flow',
-                flow=graph.flow,
-                operator=name,
-            )
-
-
-def own_options(graph: FlowGraph, options: Options, operator: OperatorId) -> OperatorOptions:
-    """What an operator has for itself: configuration wins over code."""
-    return options.operators.get(operator, OperatorOptions()).over(graph.node(operator).options)
-
-
-def trigger_settings(options: Options, own_interval_ms: int | None = None) -> TriggerSettings:
-    return TriggerSettings(
-        interval_ms=options.checkpoint_interval_ms if own_interval_ms is None else own_interval_ms,
-        min_pause_ms=options.min_pause_ms,
-        max_concurrent=options.max_concurrent_checkpoints,
-        every_batches=options.checkpoint_every_batches,
-        every_rows=options.checkpoint_every_rows,
-        event_time_ms=options.checkpoint_event_time_ms,
-        backlog_interval_ms=options.checkpoint_interval_backlog_ms,
-    )
-
-
-def _operator_timeouts_ms(graph: FlowGraph, options: Options) -> dict[OperatorId, int]:
-    timeouts = {name: own_options(graph, options, name).checkpoint_timeout_ms for name in graph.names}
-    return {
-        name: timeout_ms
-        for name, own_ms in timeouts.items()
-        if (timeout_ms := options.operator_timeout_ms if own_ms is None else own_ms) is not None
-    }
-
-
-def _coordinator_core(
-    *,
-    graph: FlowGraph,
-    plans: Mapping[OperatorId, OperatorPlan],
-    options: Options,
-    recovered: Recovered,
-    last_epoch: Epoch,
-    published: Mapping[SinkId, Epoch],
-    pins: frozenset[Epoch],
-) -> FlowCoordinator:
-    numbers = EpochNumbers(last_epoch)
-
-    def core(operators: Iterable[OperatorId], alone: OperatorId | None) -> Coordinator:
-        return _core_of(
-            operators=tuple(operators),
-            alone=alone,
-            graph=graph,
-            plans=plans,
-            options=options,
-            recovered=recovered,
-            numbers=numbers,
-            published=published,
-            pins=pins,
-        )
-
-    if not options.is_per_operator:
-        return core(graph.names, None)
-    return PerOperatorCoordinator({name: core([name], name) for name in graph.names}, numbers)
-
-
-def _core_of(
-    *,
-    operators: tuple[OperatorId, ...],
-    alone: OperatorId | None,
-    graph: FlowGraph,
-    plans: Mapping[OperatorId, OperatorPlan],
-    options: Options,
-    recovered: Recovered,
-    numbers: EpochNumbers,
-    published: Mapping[SinkId, Epoch],
-    pins: frozenset[Epoch],
-) -> Coordinator:
-    manifests = [manifest for manifest in recovered.manifests if set(operators) <= set(manifest.operators)]
-    own_interval_ms = own_options(graph, options, alone).checkpoint_interval_ms if alone is not None else None
-    return Coordinator(
-        topology=Topology(
-            flow=graph.flow,
-            subtasks={name: plans[name].subtasks for name in operators},
-            sources=graph.sources if alone is None else frozenset(operators),
-            sinks={name: graph.sinks_of(name) for name in operators},
-            alone=alone,
-        ),
-        generation=recovered.generation,
-        settings=Settings(
-            timeout_ms=options.checkpoint_timeout_ms,
-            operator_timeouts_ms=_operator_timeouts_ms(graph, options),
-            alignment_limit_ms=options.alignment_limit_ms(),
-            retention=RetentionPolicy(count=options.retain_checkpoints, age_ms=options.retain_age_ms),
-            trigger=TriggerPolicy(trigger_settings(options, own_interval_ms), first_ms=now_ms()),
-            tolerable_failures=options.tolerable_failures,
-        ),
-        numbers=numbers,
-        complete=[complete_epoch(manifest) for manifest in manifests],
-        published={sink: published[sink] for name in operators for sink in graph.sinks_of(name)},
-        pins=pins & {manifest.epoch for manifest in manifests} if alone is not None else pins,
-    )

@@ -29,6 +29,7 @@ from cutline.layout import Layout
 from cutline.ports import OperatorPlan, Segment, StagedBatch, StagedTask, StageJob
 from cutline.protocol.commit import CommitPermit
 from cutline.protocol.messages import CheckpointOptions
+from cutline.service.cores import check_operator_options
 from cutline.service.credits import StopAtBoundary
 from tests.support.engine import MemoryEngine
 from tests.support.memory_sink import MemorySink
@@ -144,7 +145,7 @@ class SparklessFlow:
         flow.sink("totals", self.sink, name="table", on_rollback=on_rollback)
         self.graph = flow.graph()
         self.engine = HandDrivenEngine(self.graph)
-        wiring.check_operator_options(self.graph, self.options)
+        check_operator_options(self.graph, self.options)
         self.run = wiring.run_on(
             self.engine,
             flow,

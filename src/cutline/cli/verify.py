@@ -14,13 +14,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cutline.config import Options
 from cutline.errors import ConfigError, CutlineError
 from cutline.ids import Epoch
 from cutline.layout import Layout
 from cutline.metadata.inspecting import inspect_coordinator
+from cutline.ports.inspection import CoordinatorRecords
+from cutline.service.replica import Replica
+from cutline.service.savepoints import Savepoints
 from cutline.service.verifying import EpochReport, Finding, Verifier
+from cutline.service.verifying_copies import verify_copies
 from cutline.snapshots.inspecting import LocalInspector
-from cutline.wiring import load_options
+from cutline.wiring import load_options, store_at
 
 _DAMAGE, _COULD_NOT_LOOK = 1, 2
 _COLOURS = {"good": "green", "damaged": "bold red", "left": "yellow"}
@@ -28,37 +33,31 @@ _LEFT = "left: of a history that the flow went back behind; nothing is restored 
 
 
 def verify(
-    epoch: Annotated[int | None, typer.Argument(help="Which checkpoint; default: the newest complete one.")] = None,
+    which: Annotated[
+        str | None,
+        typer.Argument(metavar="[EPOCH|NAME]", help="Which checkpoint or savepoint; default: the newest checkpoint."),
+    ] = None,
     flow: Annotated[str, typer.Option(help="Name of the flow.")] = ...,  # type: ignore[assignment]
     storage: Annotated[str | None, typer.Option(help="Folder for everything Cutline stores.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration file; default: cutline.toml, if there.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every complete checkpoint.")] = False,
+    remote: Annotated[bool, typer.Option("--remote", help="Those in the remote tier; every byte is fetched.")] = False,
     deep: Annotated[bool, typer.Option(help="Read every byte, not only sizes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that checkpoints are whole. Reads only, also while the flow runs. Exit code 1: damage, 2: cannot look."""
     try:
-        if epoch is not None and every:
+        if which is not None and every:
             raise ConfigError("EPOCH and --all exclude one another", next_step="give one of them")
         options = load_options({"storage": storage}, config_file=config)
         layout = Layout(Path(options.storage).resolve(), flow)
-        if not any(path.exists() for path in (layout.identity, layout.generations, layout.checkpoints)):
+        roots = (layout.identity, layout.generations, layout.checkpoints, layout.savepoints)
+        if not remote and not any(path.exists() for path in roots):
             raise ConfigError(
                 f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name"
             )
         with _progress(Console(stderr=True), is_shown=not as_json) as on_read:
-            verifier = Verifier(
-                layout,
-                LocalInspector(layout),
-                lambda: inspect_coordinator(layout.metadata),
-                deep=deep,
-                on_read=on_read,
-            )
-            problems = verifier.flow_problems()
-            if epoch is not None:
-                reports = [verifier.one(Epoch(epoch))]
-            else:
-                reports = list(verifier.every() if every else verifier.newest())
+            problems, reports = _look(layout, options, which, every=every, remote=remote, deep=deep, on_read=on_read)
     except (CutlineError, OSError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(_COULD_NOT_LOOK) from error
@@ -69,6 +68,48 @@ def verify(
         _print(Console(), flow, problems, reports, count, deep=deep)
     if count:
         raise typer.Exit(_DAMAGE)
+
+
+def _look(
+    layout: Layout,
+    options: Options,
+    which: str | None,
+    *,
+    every: bool,
+    remote: bool,
+    deep: bool,
+    on_read: Callable[[int], None],
+) -> tuple[list[Finding], list[EpochReport]]:
+    """What is wrong with the flow as a whole, and with each checkpoint that was asked for."""
+
+    def look(folder: Layout, epoch: Epoch) -> EpochReport:
+        no_records = CoordinatorRecords()  # the coordinator's own are not copied
+        return Verifier(folder, LocalInspector(folder), lambda: no_records, deep=True, on_read=on_read).one(epoch)
+
+    flow, epoch = layout.root.name, Epoch(int(which)) if which is not None and which.isdigit() else None
+    if remote:
+        if not options.remote:
+            raise ConfigError("there is no remote tier", next_step="set remote in cutline.toml or CUTLINE_REMOTE")
+        store = store_at(f"{options.remote.rstrip('/')}/{flow}", options.remote_options)
+        replica = Replica(store, layout)
+        wanted = None if every else [epoch] if epoch is not None else replica.epochs()[-1:]
+        return [], verify_copies(lambda folder: Replica(store, folder), flow, look, wanted)
+    if which is not None and epoch is None:
+        savepoints = Savepoints(layout, store_at)
+        card = savepoints.load(which)
+        return [], verify_copies(lambda folder: savepoints.replica(which, folder), flow, look, [card.epoch])
+    verifier = Verifier(
+        layout,
+        LocalInspector(layout),
+        lambda: inspect_coordinator(layout.metadata),
+        deep=deep,
+        on_read=on_read,
+    )
+    if epoch is not None:
+        reports = [verifier.one(epoch)]
+    else:
+        reports = list(verifier.every() if every else verifier.newest())
+    return verifier.flow_problems(), reports
 
 
 @contextmanager

@@ -156,7 +156,7 @@ class Case:
         while (rows := self._run.status()["operators"][STATEFUL]["rows"]) < self._rows:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{rows} of {self._rows} rows")
-            time.sleep(0.01)
+            self._run.await_termination(timeout=0.01)  # raises what ended the flow, if it has
 
     def _round(self) -> dict[str, Any]:
         self._feed(self._rng.choice(self._keys, self._changed, replace=False))

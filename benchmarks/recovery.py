@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -258,11 +258,13 @@ class Subject:
             time.sleep(LOOK_SECONDS)
 
 
-def published_files(folder: Path) -> Iterator[Path]:
-    """Names with an underscore or a dot in front are of whoever writes."""
-    for path in folder.rglob("*.parquet"):
-        if not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts):
-            yield path
+def published_files(folder: Path) -> list[Path]:
+    """Names with an underscore or a dot in front are of whoever writes, and may be gone while one looks."""
+    found: list[Path] = []
+    for path in folder.iterdir() if folder.exists() else ():
+        if not path.name.startswith(("_", ".")):
+            found += path.rglob("*.parquet") if path.is_dir() else [path] if path.suffix == ".parquet" else []
+    return found
 
 
 def measure(arguments: argparse.Namespace, folder: Path, remote: str, options: dict[str, str]) -> list[dict[str, Any]]:

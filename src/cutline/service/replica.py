@@ -216,11 +216,17 @@ class Replica:
 
         Manifests last: killed on the way, no checkpoint is there without its records. Returns the epochs.
         """
-        small = [info.path for info in self._store.walk() if info.path.startswith(("generations/", "checkpoints/"))]
-        small += ["flow.json"] if self._store.find("flow.json") else []
-        for name in sorted(small, key=lambda one: one.endswith("/manifest.json")):
-            self._fetch_small(name)
-        return self.epochs()
+        # Generations are listed last: each is there before any checkpoint of it.
+        names = [info.path for folder in ("checkpoints", "generations") for info in self._store.walk(folder)]
+        manifests = [name for name in names if name.endswith("/manifest.json")]
+        # Records of checkpoints that were let go of may lie there for a while yet: they are not worth a request each.
+        whole = {name.rpartition("/")[0] for name in manifests} | {"generations"}
+        small = [name for name in names if name.rpartition("/")[0] in whole and not name.endswith("/manifest.json")]
+        with ThreadPoolExecutor(self._parallelism) as pool:
+            for some in (["flow.json", *small], manifests):
+                list(pool.map(self._fetch_small, some))
+        epochs = (Epoch(int(name.split("/")[1])) for name in manifests)
+        return sorted(epoch for epoch in epochs if self._layout.manifest(epoch).exists())
 
     def _fetch_small(self, name: str) -> None:
         target = self._layout.root / name

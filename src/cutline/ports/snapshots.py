@@ -318,7 +318,8 @@ class SnapshotStore(Protocol):
     ) -> None:
         """Delete what no checkpoint needs and ``collect`` has not got to, as far as ``may_go`` agrees.
 
-        It hears ("record" or "blob", file): records of epochs that are neither complete nor, from ``open_from`` on,
-        under way, and content that no such epoch reaches. Raises DamagedRecordError rather than guess.
+        It hears ("record" or "blob", file): records that no manifest names, of epochs below ``open_from`` (the others
+        may be under way), and content that neither a complete nor an open epoch reaches. Raises DamagedRecordError
+        rather than guess.
         """
         ...

@@ -34,7 +34,7 @@ from cutline.service.savepoints import is_finished
 #: Why each kind may go.
 WHY = {
     "blob": "no complete checkpoint reaches it",
-    "record": "its checkpoint was never completed",
+    "record": "no complete checkpoint names it",
     "temporary": "left by a write that was interrupted",
     "savepoint": "it was never finished",
     "request": "nobody waits for it any more",

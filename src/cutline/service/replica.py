@@ -302,7 +302,7 @@ class Replica:
         belong to a checkpoint that is being copied, by whomever. A dry run returns what would go.
         """
         there = {epoch: info for info in self._store.walk("checkpoints") if (epoch := _epoch_of(info.path)) is not None}
-        gone = [info for epoch, info in there.items() if epoch not in keep]
+        gone = [info for epoch, info in sorted(there.items()) if epoch not in keep]
         check_fence()
         if not is_dry_run:
             self._store.delete(info.path for info in gone)

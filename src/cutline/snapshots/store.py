@@ -305,22 +305,24 @@ class LocalSnapshotStore:
     def sweep(
         self, open_from: Epoch, may_go: Callable[[str, Path], bool], check_fence: Callable[[], None] = lambda: None
     ) -> None:
-        complete = self.epochs()
-        for epoch in sorted(self._stored_epochs()):
+        for epoch in sorted(epoch for epoch in self._stored_epochs() if epoch < open_from):
+            check_fence()
             with self._folders:
-                if epoch not in complete and epoch < open_from:
-                    check_fence()
-                    self._sweep_records(epoch, may_go)
+                self._sweep_records(epoch, may_go)
         check_fence()
         self._blobs.sweep(
             lambda: [*self._reached(), *self._reached_from(open_from)], check_fence, lambda path: may_go("blob", path)
         )
 
     def _sweep_records(self, epoch: Epoch, may_go: Callable[[str, Path], bool]) -> None:
-        folder = self._layout.checkpoint(epoch)
+        """Those that no manifest names: of an epoch that was given up, or of a life before the one that ended it."""
+        folder, named = self._layout.checkpoint(epoch), set()
+        if self._has_manifest(epoch):
+            cuts = self.load_manifest(epoch).operators
+            named = {self._layout.record(epoch, operator, cut.generation) for operator, cut in cuts.items()}
         for path in self._records(epoch):
             # Temporary files are looked after by whoever tidies up the folder as a whole.
-            if not durable.is_temporary(path.name) and may_go("record", path):
+            if path not in named and not durable.is_temporary(path.name) and may_go("record", path):
                 path.unlink(missing_ok=True)
         if not any(folder.iterdir()) and may_go("record", folder):
             folder.rmdir()

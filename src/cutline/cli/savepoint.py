@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import cutline.ids
 from cutline import durable, records
 from cutline.cli.options import FlowName, Json, Storage
 from cutline.config import Options
@@ -174,13 +175,35 @@ def clone(
     flow: FlowName,
     storage: Storage = None,
     into: Annotated[str | None, typer.Option(help="Storage folder of the new flow; default: the same.")] = None,
+    rename: Annotated[list[str] | None, typer.Option(help="old=new: an operator that has another name there.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="An operator that the new flow does not have.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Make a second flow that begins where a savepoint lies, shares nothing with the first, and has empty sinks."""
     options = load_options({"storage": into or storage})
     target = Layout(Path(options.storage).resolve(), new_flow)
     with Console(stderr=True).status(f"cloning {name}"):
-        manifest = _savepoints_anywhere(flow, storage).clone(name, target, new_flow)  # type: ignore[arg-type]
+        manifest, renaming = _savepoints_anywhere(flow, storage).clone(
+            name, target, cutline.ids.FlowName(new_flow), rename=_renames(rename or []), drop=drop or []
+        )
+    matched = {str(old): str(new) for old, new in renaming.new_names.items()}
+    if as_json:
+        report = {"flow": new_flow, "epoch": manifest.epoch, "operators": matched, "dropped": drop or []}
+        typer.echo(json.dumps(report))
+        return
+    for old, new in matched.items():
+        typer.echo(f"{old} -> {new}" if old != new else old)
+    for old in drop or []:
+        typer.echo(f"{old}: dropped")
     typer.echo(f"flow {new_flow} begins at epoch {manifest.epoch} of {flow}; run it with a Flow of that name")
+
+
+def _renames(items: list[str]) -> dict[str, str]:
+    pairs = [item.partition("=") for item in items]
+    for old, separator, new in pairs:
+        if not (old and separator and new):
+            raise ConfigError(f"--rename {old}{separator}{new}: not a pair", next_step="write old=new")
+    return {old: new for old, _, new in pairs}
 
 
 def _savepoints_anywhere(flow: str, storage: str | None) -> Savepoints:

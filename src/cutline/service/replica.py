@@ -204,7 +204,7 @@ class Replica:
         return list(paths)
 
     def _log_files(self, manifest: Manifest) -> Iterator[tuple[Path, list[Path]]]:
-        for entry_path in _entry_paths(manifest, self._layout):
+        for entry_path in entry_paths(manifest, self._layout):
             entry = codec.load(entry_path)
             folder = codec.data_dir(entry_path.parents[1])
             yield entry_path, [folder / one.name for one in entry.segments] if isinstance(entry, DataEntry) else []
@@ -252,7 +252,7 @@ class Replica:
             for number, size in enumerate(pool.map(self._fetch_blob, blobs), start=1):
                 done += size
                 on_progress(number, len(blobs))
-            entries = list(_entry_paths(manifest, self._layout))
+            entries = list(entry_paths(manifest, self._layout))
             done += sum(pool.map(self._fetch, entries))
             segments = [segment for _, found in self._log_files(manifest) for segment in found]
             done += sum(pool.map(self._fetch, segments))
@@ -341,7 +341,7 @@ class Replica:
             for file in record.files():
                 if file.content is None:
                     yield self._name(self._layout.blob(file.sha256))
-        for path in _entry_paths(manifest, self._layout):
+        for path in entry_paths(manifest, self._layout):
             name = self._name(path)
             yield name
             entry = self._read_entry(name)
@@ -369,7 +369,7 @@ def _epoch_of(path: str) -> Epoch | None:
     return Epoch(int(number)) if rest == ["manifest.json"] else None
 
 
-def _entry_paths(manifest: Manifest, layout: Layout) -> Iterator[Path]:
+def entry_paths(manifest: Manifest, layout: Layout) -> Iterator[Path]:
     """The entries of every log that a restore reads."""
     needs: EpochNeeds = needs_of(manifest)
     for name, cut in manifest.channels.items():

@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
 
 from cutline import durable, records
 from cutline.crashpoints import crashpoint
-from cutline.errors import ConfigError, CutlineError, DamagedRecordError, UnknownSavepointError
+from cutline.errors import ConfigError, CutlineError, UnknownSavepointError
 from cutline.ids import Epoch, FlowName, Generation, OperatorId
 from cutline.layout import Layout
-from cutline.ports import Manifest, ObjectStore, OperatorRecord
+from cutline.ports import Manifest, ObjectStore
+from cutline.service.branching import Renaming, branch
 from cutline.service.clock import now_ms
 from cutline.service.replica import Replica
 
@@ -149,10 +150,18 @@ class Savepoints:
         replica.fetch_content(manifest)
         return manifest
 
-    def clone(self, name: str, target: Layout, flow: FlowName) -> Manifest:
+    def clone(
+        self,
+        name: str,
+        target: Layout,
+        flow: FlowName,
+        *,
+        rename: Mapping[str, str] | None = None,
+        drop: Collection[str] = (),
+    ) -> tuple[Manifest, Renaming]:
         """Make another flow that begins where this savepoint lies and shares nothing with the first.
 
-        What the first one's sinks had staged is not the second one's to publish: its sinks begin after the savepoint.
+        ``rename``: operators that are called otherwise in it; ``drop``: those that it has not. Its sinks begin empty.
         """
         if target.root.exists() and any(target.root.iterdir()):
             raise ConfigError(
@@ -160,20 +169,8 @@ class Savepoints:
                 next_step="choose another name for the clone, or remove its folder",
                 flow=flow,
             )
-        savepoint = self.load(name)
-        store = self._open_store(str(self._folder(name)))
-        replica = Replica(store, target)
-        manifest = replica.load_manifest(savepoint.epoch)
-        durable.make_dir(target.root)
-        durable.make_dir(target.checkpoint(manifest.epoch))
-        generation = target.generation(manifest.generation)
-        durable.make_dir(generation.parent)
-        durable.create(generation, store.read(generation.relative_to(target.root).as_posix()))
-        relabelled = _relabelled(manifest, store, target, flow)
-        replica.fetch_content(manifest)
-        durable.create(target.identity, records.encode("flow", {"name": flow, "created_ms": now_ms()}))
-        durable.create(target.manifest(manifest.epoch), records.encode("manifest", relabelled))
-        return relabelled
+        epoch = self.load(name).epoch
+        return branch(lambda layout: self.replica(name, layout), epoch, target, flow, rename=rename or {}, drop=drop)
 
     def _folder(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
@@ -188,22 +185,6 @@ class Savepoints:
             raise ConfigError(
                 f"there is a savepoint {name!r} already", next_step="choose another name, or delete it first"
             )
-
-
-def _relabelled(manifest: Manifest, store: ObjectStore, target: Layout, flow: FlowName) -> Manifest:
-    """The records under another flow's name, and the manifest that names them."""
-    operators = {}
-    for operator, cut in manifest.operators.items():
-        path = target.record(manifest.epoch, operator, cut.generation)
-        name = path.relative_to(target.root).as_posix()
-        data = store.read(name)
-        if records.checksum(data) != cut.record_sha256:
-            raise DamagedRecordError("operator record is not the one the manifest names", path=name, operator=operator)
-        record = records.decode("operator", data, OperatorRecord, path=name)
-        encoded = records.encode("operator", msgspec.structs.replace(record, flow=flow, sinks={}))
-        durable.create(path, encoded)
-        operators[operator] = msgspec.structs.replace(cut, record_sha256=records.checksum(encoded))
-    return msgspec.structs.replace(manifest, flow=flow, operators=operators)
 
 
 def _copy_all(source: ObjectStore, target: ObjectStore) -> int:

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 from cutline.cli.main import app
 from cutline.errors import ConfigError, DamagedRecordError, RequestFailedError, UnknownSavepointError
-from cutline.ids import FlowName
+from cutline.ids import FlowName, OperatorId
 from cutline.layout import Layout
 from cutline.service.requests import ask
 from cutline.service.savepoints import Savepoints
+from cutline.snapshots.store import LocalSnapshotStore
 from cutline.wiring import store_at
 from tests.support.killing import is_killed_at
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
@@ -100,6 +101,41 @@ def test_a_clone_runs_beside_the_first_and_shares_nothing(tmp_path: Path) -> Non
         flow.drain()
         assert_each_once(flow.sink.rows())
         assert len(flow.sink.rows()) == 6
+
+
+def test_operators_may_be_renamed_and_dropped_on_the_way(tmp_path: Path) -> None:
+    """The clone is looked at as it lies there: this harness knows only one flow."""
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        for _ in range(2):
+            flow.step(NUMBERS)  # in flight
+        flow.run.savepoint("branch", drain=False)
+        savepoints = Savepoints(flow.layout, store_at)
+    target = Layout(tmp_path / "storage", "renamed")
+    manifest, renaming = savepoints.clone(
+        "branch", target, FlowName("renamed"), rename={"numbers": "digits", "totals": "sums"}
+    )
+    assert renaming.new_names == {"numbers": "digits", "totals": "sums"}
+    assert set(manifest.operators) == set(manifest.channels) == {"digits", "sums"}
+    assert manifest.operators[OperatorId("sums")].positions.keys() == {"digits"}
+    assert manifest.channels[OperatorId("digits")].in_flight.keys() == {"sums"}
+    store = LocalSnapshotStore.reading(target)
+    record = store.load_record(store.load_manifest(manifest.epoch), OperatorId("sums"))
+    offsets = next(file for file in record.shared if file.path == f"offsets/{record.batch}")
+    assert b'"channel": "digits"' in (offsets.content or b"")
+    where = ["--flow", "renamed", "--storage", str(tmp_path / "storage")]
+    assert CliRunner().invoke(app, ["verify", "--deep", *where]).exit_code in (0, 1)  # it has no database yet
+    only = Layout(tmp_path / "storage", "only")
+    manifest, _ = savepoints.clone("branch", only, FlowName("only"), drop=["totals"])
+    assert set(manifest.operators) == {"numbers"}
+    with pytest.raises(ConfigError, match="'totals' reads it"):
+        savepoints.clone("branch", Layout(tmp_path / "storage", "x"), FlowName("x"), drop=["numbers"])
+    with pytest.raises(ConfigError, match="no operator 'nobody'"):
+        savepoints.clone("branch", Layout(tmp_path / "storage", "x"), FlowName("x"), rename={"nobody": "x"})
+    with pytest.raises(ConfigError, match="two operators would be called"):
+        savepoints.clone("branch", Layout(tmp_path / "storage", "x"), FlowName("x"), rename={"numbers": "totals"})
+    assert not (tmp_path / "storage" / "x").exists()
+    assert not list((tmp_path / "storage").glob(".tmp-*"))
 
 
 def test_an_exported_savepoint_begins_a_flow_on_another_machine(tmp_path: Path) -> None:

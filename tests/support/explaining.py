@@ -44,13 +44,13 @@ def explained(layout: Layout) -> Iterator[tuple[Path, str]]:
         live = layout.spark_checkpoint_dir(operator, generation)
         yield from ((path, "Spark's own, and live") for path in live.rglob("*"))
     manifests = []
-    for path in layout.checkpoints.glob("*/manifest.json"):
+    for path in layout.checkpoints.glob("[0-9]*/manifest.json"):
         if records.kind_of(path.read_bytes()) == "manifest":
             manifests.append(records.load("manifest", path, Manifest))
         yield path, "a complete checkpoint, or the stone on the grave of one"
     for manifest in manifests:
         yield from _parts_of(layout, manifest)
-    for path in layout.checkpoints.glob("*/*.g*.json"):
+    for path in layout.checkpoints.glob("[0-9]*/*.g*.json"):
         # A flow that is stopped leaves open what it had begun.
         if int(path.parent.name) >= inspect_coordinator(layout.metadata).open_from and not _is_temporary(path):
             yield path, "of a checkpoint under way"

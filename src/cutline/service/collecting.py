@@ -188,6 +188,9 @@ class LocalCollector:
     def _sweep_temporary(self) -> None:
         for folder, folders, names in os.walk(self._layout.root):
             here = Path(folder)
+            for name in sorted(filter(durable.is_temporary, folders)):
+                if here != self._layout.root and here / name not in self._found:
+                    self._drop_folder("temporary", here / name)
             # Spark's own are Spark's; what goes as a whole is not looked into.
             folders[:] = [
                 name for name in folders if here / name != self._layout.spark_dirs and here / name not in self._found

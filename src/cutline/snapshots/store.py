@@ -68,7 +68,7 @@ class LocalSnapshotStore:
         for folder in (self._layout.checkpoints, self._layout.generations, self._layout.pins):
             durable.make_dir(folder)
         # Pins belong to the process that made them; what an earlier one left holds nothing any more.
-        for leftover in self._layout.pins.iterdir():
+        for leftover in [*self._layout.pins.iterdir(), *self._layout.checkpoints.glob(".tmp-*")]:
             shutil.rmtree(leftover, ignore_errors=True)
 
     # ------------------------------------------------------------------ a live spark_checkpoint_dir
@@ -285,12 +285,11 @@ class LocalSnapshotStore:
     def collect(
         self, drop: Collection[Epoch], open_from: Epoch, check_fence: Callable[[], None] = lambda: None
     ) -> Sequence[Epoch]:
-        """Manifest first: killed half-way, an epoch is either whole or not there, and the next run finds the rest."""
+        """Each goes at once: killed half-way, an epoch is whole or not there, and the next run finds the rest."""
         gone = []
         for old in sorted(set(drop).intersection(self.epochs())):
             check_fence()
-            self._remove_manifest(old)
-            crashpoint("mid-collect")
+            self._remove_epoch(old)
             gone.append(old)
         complete = self.epochs()
         for epoch in self._stored_epochs():
@@ -324,10 +323,12 @@ class LocalSnapshotStore:
             # Temporary files are looked after by whoever tidies up the folder as a whole.
             if path not in named and not durable.is_temporary(path.name) and may_go("record", path):
                 path.unlink(missing_ok=True)
-        if not any(folder.iterdir()) and may_go("record", folder):
-            folder.rmdir()
+        with contextlib.suppress(OSError):  # discarded meanwhile, or something is in it again
+            if not any(folder.iterdir()) and may_go("record", folder):
+                folder.rmdir()
 
-    def _remove_manifest(self, epoch: Epoch) -> None:
+    def _remove_epoch(self, epoch: Epoch) -> None:
+        """Its folder gets another name first: nobody then sees records of it and wonders where the manifest is."""
         path = self._layout.manifest(epoch)
         try:
             is_inherited = self.load_manifest(epoch).is_inherited
@@ -337,9 +338,14 @@ class LocalSnapshotStore:
             # Whoever began it may be thought dead and still want to store it: its place stays taken.
             tombstone = Tombstone(epoch=epoch, generation=Generation(0), reason="it was complete, and collected")
             durable.replace(path, records.encode(_TOMBSTONE, tombstone))
+            crashpoint("mid-collect")
             return
-        path.unlink(missing_ok=True)
-        durable.fsync_dir(path.parent)
+        doomed = durable.temporary_beside(path.parent)
+        with self._folders:
+            path.parent.rename(doomed)
+        durable.fsync_dir(self._layout.checkpoints)
+        crashpoint("mid-collect")
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def _remove_records(self, epoch: Epoch) -> None:
         """Everything but a tombstone, which stays for good: it bars an epoch against whoever is only thought dead."""

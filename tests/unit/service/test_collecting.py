@@ -95,6 +95,7 @@ def litter(layout: Layout, remote: Path) -> dict[str, list[Path]]:
             *(put(layout.root / name) for name in (".tmp-status.json-00", "blobs/ab/.tmp-x-00", "gates/.tmp-x-00")),
             *(put(layout.root / name) for name in ("generations/.tmp-x-00", f"checkpoints/{2:012d}/.tmp-x-00")),
             *(put(layout.channel(NUMBERS) / name) for name in ("g000001/.tmp-x-00", "data/.tmp-x-00")),
+            put(layout.checkpoints / ".tmp-000000000001-00/manifest.json"),
             put(remote / "blobs/ab/.tmp-x-00"),
         ],
         "savepoint": [put(layout.savepoint("half") / "checkpoints/1/manifest.json")],
@@ -123,11 +124,11 @@ def assert_whole(storage: Path) -> int:
     count = 0
     if layout.checkpoints.is_dir():
         assert damage_in(layout) == []
-        count += len(list(layout.checkpoints.glob("*/manifest.json")))
+        count += len(list(layout.checkpoints.glob("[0-9]*/manifest.json")))
     if any((storage / "remote").glob("counting/checkpoints/*/manifest.json")):
         fetched = fetch_all(storage, storage / "fetched")
         assert damage_in(fetched) == []
-        count += len(list(fetched.checkpoints.glob("*/manifest.json")))
+        count += len(list(fetched.checkpoints.glob("[0-9]*/manifest.json")))
         shutil.rmtree(storage / "fetched")
     return count
 

@@ -327,7 +327,7 @@ def test_an_epoch_that_the_flow_went_back_behind_is_left_and_not_damaged(tmp_pat
     flow.start(restore_to=Epoch(1))
     assert [(report.epoch, report.verdict) for report in verifier(flow.layout).every()] == [(1, "good"), (2, "left")]
     assert [report.epoch for report in verifier(flow.layout).newest()] == [1]
-    flow.store._remove_manifest(Epoch(2))
+    flow.store._remove_epoch(Epoch(2))
     assert [report.epoch for report in verifier(flow.layout).every()] == [1], "and nobody misses it when it is gone"
 
 

@@ -25,10 +25,10 @@ pytestmark = pytest.mark.spark
 ROWS = 3_000
 
 
-def orders_flow(name: str, tables: Path) -> Flow:
+def orders_flow(name: str, tables: Path, *, source: str = "orders") -> Flow:
     flow = Flow(name)
 
-    @flow.operator()
+    @flow.operator(source)
     def orders(spark: SparkSession) -> DataFrame:
         options = {"rows": ROWS, "keys": 10, "rows_per_batch": 100, "rows_per_second": 400}
         return spark.readStream.format("cutline_generator").options(**options).load()
@@ -99,9 +99,10 @@ def test_a_clone_and_its_origin_differ_only_by_what_each_has_done_since(spark: S
     card = run.savepoint("branch")
     at_savepoint = ledger(tmp_path / "first")
     savepoints = Savepoints(Layout(tmp_path / "storage", "first"), store_at)
-    savepoints.clone("branch", Layout(tmp_path / "storage", "second"), FlowName("second"))
+    target = Layout(tmp_path / "storage", "second")
+    savepoints.clone("branch", target, FlowName("second"), rename={"orders": "purchases"})
     run.stop()
-    second = start(spark, orders_flow("second", tmp_path / "second"), tmp_path)
+    second = start(spark, orders_flow("second", tmp_path / "second", source="purchases"), tmp_path)
     assert (second.status()["recovery"]["path"], second.status()["recovery"]["epoch"]) == ("local", card.epoch)
     second.process_all_available()
     second.stop()

@@ -20,7 +20,7 @@ from cutline.cli.options import FlowName, Json, Storage
 from cutline.config import Options
 from cutline.errors import ConfigError, RecoveryError
 from cutline.layout import Layout
-from cutline.service.lock import running_pid
+from cutline.service.lock import FlowLock, running_pid
 from cutline.service.requests import ask
 from cutline.service.savepoints import Savepoint, Savepoints
 from cutline.snapshots.store import LocalSnapshotStore
@@ -105,12 +105,19 @@ def create(
         taken = _ask(layout, "savepoint", {"name": name, "drain": drain, "note": note}, f"taking savepoint {name}")
         _show(msgspec.convert(taken, Savepoint), as_json)
         return
-    store = LocalSnapshotStore.reading(layout)
-    epochs = store.epochs()
-    if not epochs:
-        raise RecoveryError("the flow has no checkpoint", next_step="start it, and take the savepoint then", flow=flow)
-    manifest = store.load_manifest(epochs[-1])
-    savepoint = _savepoints(flow, storage).create(name, manifest, is_drained=False, note=note)
+    lock = FlowLock(layout.lock, flow)
+    lock.acquire(is_noted=False)  # nobody lets go meanwhile of what is being copied
+    try:
+        store = LocalSnapshotStore.reading(layout)
+        epochs = store.epochs()
+        if not epochs:
+            raise RecoveryError(
+                "the flow has no checkpoint", next_step="start it, and take the savepoint then", flow=flow
+            )
+        manifest = store.load_manifest(epochs[-1])
+        savepoint = _savepoints(flow, storage).create(name, manifest, is_drained=False, note=note)
+    finally:
+        lock.release()
     _show(savepoint, as_json)
 
 

@@ -298,7 +298,11 @@ def test_nobody_starts_a_flow_that_is_being_collected_and_nobody_takes_it_for_ru
     assert running_pid(layout.lock) is None
     with pytest.raises(FlowLockedError, match="another process has locked this flow"):
         other.acquire()
+    where = ["--flow", "counting", "--storage", str(tmp_path / "storage")]
+    taken = CliRunner().invoke(app, ["savepoint", "create", "now", *where])
+    assert isinstance(taken.exception, FlowLockedError), "nor copies what may be going"
     lock.release()
+    assert CliRunner().invoke(app, ["savepoint", "create", "now", *where]).exit_code == 0
     other.acquire()
     other.release()
 

@@ -318,6 +318,8 @@ class Replica:
         leftovers = self._store.leftovers(grace_ms)
         check_fence()
         if not is_dry_run:
+            for info in doomed:  # first: a removal that fails half-way may have removed any of them
+                self._sent.pop(info.path.removesuffix(_PACKED_SUFFIX), None)
             self._store.delete(info.path for info in doomed)
             self._store.drop_leftovers(grace_ms)
         return [*gone, *doomed, *leftovers]

@@ -20,7 +20,7 @@ from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry
 from cutline.cli.gc import _collect, _replica
 from cutline.cli.main import app
-from cutline.errors import ConfigError, FlowLockedError
+from cutline.errors import ConfigError, FlowLockedError, NotDone
 from cutline.ids import BatchId, Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
 from cutline.objects import open_store
@@ -33,7 +33,7 @@ from tests.support.explaining import unexplained, unexplained_remotely
 from tests.support.killing import is_killed_after, is_killed_at
 from tests.support.spark_dirs import content_of
 from tests.support.sparkless import NUMBERS, TOTALS
-from tests.unit.service.test_remote_tier import copied
+from tests.unit.service.test_remote_tier import Faults, copied
 from tests.unit.service.test_running import assert_each_once, running
 
 OLD = time.time() - 7_200
@@ -425,6 +425,27 @@ def test_a_damaged_record_in_the_remote_tier_does_not_end_the_flow(
             copied(flow, flow.checkpoint())
         flow.wait(lambda: flow.run.status()["remote"]["failures"] > 0)
         assert flow.run._failure is None
+
+
+def test_what_was_sent_for_a_checkpoint_that_was_given_up_and_collected_is_sent_again(tmp_path: Path) -> None:
+    faults = Faults()
+
+    def refuse(operation: str, path: str) -> Exception | None:
+        is_seal = operation == "create" and path.endswith("manifest.json")
+        return NotDone("the bucket is away") if is_seal else None
+
+    with faults.injected(), running(tmp_path, **settings(tmp_path), durable="remote") as flow:
+        flow.emit(2)
+        flow.checkpoint()
+        flow.emit(2)
+        faults.failing = refuse
+        future = flow.request()
+        flow.wait(future.done)
+        assert "the bucket is away" in str(future.exception())
+        assert "blob" in {one["kind"] for one in gc_in(flow)["findings"] if one["tier"] == "remote"}
+        faults.failing = None
+        flow.checkpoint()
+    assert assert_whole(tmp_path) >= 2
 
 
 def test_collecting_while_a_flow_checkpoints_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

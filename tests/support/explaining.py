@@ -25,6 +25,10 @@ _ALWAYS = {
 }
 
 
+#: In the remote tier: who has ever begun there, which is never forgotten.
+_FENCE = ("generations/", "claims/")
+
+
 def unexplained(layout: Layout) -> list[str]:
     """Files below the flow's folder that nothing needs; the flow does not run."""
     needed = dict(explained(layout))
@@ -116,5 +120,5 @@ def unexplained_remotely(store: ObjectStore, fetched: Layout) -> list[str]:
             log = _log_of(fetched, operator, lineage_of(cut.lineage), [manifest])
             names |= {path.relative_to(fetched.root).as_posix() for path, _ in log}
     is_needed = names | {f"{name}.zst" for name in names}
-    left = [name for name in there if name not in is_needed and not name.startswith("generations/")]
+    left = [name for name in there if name not in is_needed and not name.startswith(("generations/", "claims/"))]
     return sorted([*left, *(info.path for info in store.leftovers(0))])

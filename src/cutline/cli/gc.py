@@ -19,7 +19,6 @@ from rich.table import Table
 from cutline.cli.options import FlowName, Json, Storage
 from cutline.config import Options, parse_duration_ms
 from cutline.errors import ConfigError, FlowLockedError
-from cutline.ids import Generation
 from cutline.layout import Layout
 from cutline.metadata.inspecting import inspect_coordinator
 from cutline.service.collecting import (
@@ -132,7 +131,8 @@ def _collect_stopped(
         there = collect_remote(
             replica,
             keep=kept_remotely(replica, local, known.pins, options.retain_checkpoints),
-            generation=generations[-1].generation if generations else Generation(0),
+            # A start that was cut short has taken one, and perhaps said so there, and has no record of it.
+            generation=max([known.generation, *(record.generation for record in generations)]),
             grace_ms=grace_ms,
             is_dry_run=is_dry_run,
             on_found=on_found,

@@ -54,6 +54,7 @@ def _inspect(path: Path) -> CoordinatorRecords:
         open_from = database.execute(
             "SELECT coalesce(min(CASE WHEN outcome IS NULL THEN epoch END), max(epoch) + 1, 1) FROM epochs"
         ).fetchone()[0]
+        taken = database.execute("SELECT value FROM counters WHERE name = 'generation'").fetchone()
     return CoordinatorRecords(
         completed=[
             CompletedEpoch(Epoch(epoch), Generation(generation), frozenset(_DETAILS.decode(details or b"{}").operators))
@@ -62,4 +63,5 @@ def _inspect(path: Path) -> CoordinatorRecords:
         pins=frozenset(Epoch(epoch) for (epoch,) in pins),
         recoveries=recoveries,
         open_from=Epoch(open_from),
+        generation=Generation(taken[0] if taken else 0),
     )

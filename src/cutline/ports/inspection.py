@@ -43,6 +43,8 @@ class CoordinatorRecords(NamedTuple):
     recoveries: int = 0
     #: Epochs from here on have no outcome yet, or have not begun; 0 if that is not known.
     open_from: Epoch = Epoch(0)
+    #: The newest that this host has taken, be it that it never came into being; 0 if that is not known.
+    generation: Generation = Generation(0)
 
 
 class SnapshotInspector(Protocol):

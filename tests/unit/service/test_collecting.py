@@ -8,7 +8,9 @@ import random
 import shutil
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,12 @@ from cutline.cli.main import app
 from cutline.errors import ConfigError, FlowLockedError, NotDone
 from cutline.ids import BatchId, Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
+from cutline.metadata.sqlite import SqliteMetadata
 from cutline.objects import open_store
 from cutline.service.collecting import WHY
 from cutline.service.lock import FlowLock, running_pid
 from cutline.service.requests import ask
+from cutline.snapshots.store import LocalSnapshotStore
 from cutline.wiring import load_options
 from tests.support.busy import BusyFlow, damage_in, fetch_all, gc_in, live_busily, run_gc, settings
 from tests.support.explaining import unexplained, unexplained_remotely
@@ -124,11 +128,11 @@ def assert_whole(storage: Path) -> int:
     count = 0
     if layout.checkpoints.is_dir():
         assert damage_in(layout) == []
-        count += len(list(layout.checkpoints.glob("[0-9]*/manifest.json")))
+        count += len(LocalSnapshotStore.reading(layout).epochs())
     if any((storage / "remote").glob("counting/checkpoints/*/manifest.json")):
         fetched = fetch_all(storage, storage / "fetched")
         assert damage_in(fetched) == []
-        count += len(list(fetched.checkpoints.glob("[0-9]*/manifest.json")))
+        count += len(LocalSnapshotStore.reading(fetched).epochs())
         shutil.rmtree(storage / "fetched")
     return count
 
@@ -289,6 +293,16 @@ def test_a_host_that_another_has_taken_over_from_collects_nothing_there(tmp_path
     with pytest.raises(Exception, match="another host runs this flow"):
         run_gc(tmp_path, "--grace", "0")
     assert content_of(tmp_path / "remote") == before
+
+
+def test_a_start_that_was_cut_short_does_not_keep_its_own_host_from_collecting(tmp_path: Path) -> None:
+    layout = ran(tmp_path)
+    orphan = put(tmp_path / "remote/counting/blobs/ab/orphan")
+    with closing(SqliteMetadata(layout.metadata)) as metadata:
+        taken = metadata.next_generation(Generation(1))
+    put(tmp_path / f"remote/counting/generations/{taken:06d}.json")
+    assert [one["path"] for one in collected(tmp_path, "--grace", "0")] == ["blobs/ab/orphan"]
+    assert not orphan.exists()
 
 
 def test_nobody_starts_a_flow_that_is_being_collected_and_nobody_takes_it_for_running(tmp_path: Path) -> None:
@@ -485,10 +499,10 @@ def test_collecting_while_a_flow_checkpoints_and_copies(tmp_path: Path, monkeypa
 # ------------------------------------------------------------------------------------------------- killed anywhere
 
 
-def kill_once(storage: Path, chance: random.Random) -> bool:
+def kill_once(storage: Path, chance: random.Random, kind: str) -> bool:
     """A life under load or a collection after one, ended at a random moment or in the middle of a removal."""
     seed = chance.randint(0, 10**6)
-    match chance.choice(["flow", "flow", "flow", "point", "point", "gc"]):
+    match kind:
         case "flow":
             return is_killed_after(chance.uniform(0.05, 0.8), partial(live_busily, storage, seed))
         case "point":
@@ -502,9 +516,11 @@ def kill_once(storage: Path, chance: random.Random) -> bool:
 
 def kill_again_and_again(storage: Path, seed: int, kills: int) -> None:
     chance = random.Random(seed)
-    done = seen = 0
-    while done < kills:
-        done += kill_once(storage, chance)
+    done: Counter[str] = Counter()
+    seen = 0
+    while done.total() < kills:
+        kind = chance.choice(["flow", "flow", "flow", "point", "point", "gc"])
+        done[kind] += kill_once(storage, chance, kind)
         seen += assert_whole(storage)
     assert seen > kills, "there were checkpoints to look at"
     flow = BusyFlow(storage, **settings(storage, retain_checkpoints=2))
@@ -517,7 +533,7 @@ def kill_again_and_again(storage: Path, seed: int, kills: int) -> None:
         flow.stop()
     assert_each_once(flow.sink.rows())
     findings = collected(storage, "--grace", "0")
-    print(f"seed {seed}: {done} kills, {seen} looks at checkpoints, {len(findings)} orphans at the end")  # noqa: T201 (with -s)
+    print(f"seed {seed}: {dict(done)} kills, {seen} looks at checkpoints, {len(findings)} orphans at the end")  # noqa: T201 (with -s)
     assert_whole(storage)
     assert_no_orphans(storage)
     assert collected(storage, "--grace", "0") == []

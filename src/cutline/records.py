@@ -65,6 +65,15 @@ def kind_of(data: bytes) -> str | None:
         return None
 
 
+def is_whole(data: bytes) -> bool:
+    """Whether stored bytes are a record of any kind that matches its checksum."""
+    try:
+        envelope = decoder_of(_Envelope).decode(data)
+    except _UNREADABLE:
+        return False
+    return hashlib.sha256(envelope.body).hexdigest() == envelope.sha256
+
+
 def checksum(data: bytes) -> str:
     """Identifies the stored form of a record."""
     return hashlib.sha256(data).hexdigest()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutline import durable, records
 from cutline.config import Options, build_options, environment_layer, file_layer
-from cutline.errors import ConfigError, FlowFailedError
+from cutline.errors import ConfigError, FlowFailedError, RecoveryError, StoreError
 from cutline.flow import Flow
 from cutline.graph import FlowGraph
 from cutline.ids import Epoch, FlowName, Generation, OperatorId
@@ -118,7 +118,11 @@ def run_on(
     recovered = recovery.recover(restore_target(layout, savepoints, restore_to))
     published = settle_sinks(graph, flow.sinks, recovered, metadata)
 
-    seen = [*snapshots.epochs(), *(flow.sinks[node.sink].highest() for node in graph.sinks)]
+    seen = [
+        *snapshots.epochs(),
+        *(flow.sinks[node.sink].highest() for node in graph.sinks),
+        *_known_remotely(replica, recovered),
+    ]
     last_epoch = highest_epoch(metadata, recovered, seen)
     pending = settle_pending(recovered, metadata, snapshots)
     pins = metadata.pins()
@@ -145,6 +149,9 @@ def run_on(
 
     def generation() -> Generation:
         return coordinators[0].generation()
+
+    def published_everywhere() -> Epoch:
+        return coordinators[0].published_everywhere(flow.sinks)
 
     operators: dict[OperatorId, OperatorService] = {}
 
@@ -195,6 +202,7 @@ def run_on(
         janitor=janitor,
         recovered=recovered,
         generation=generation,
+        published=published_everywhere,
         on_fatal=on_fatal,
     )
     coordinator = CoordinatorService(
@@ -339,6 +347,26 @@ def _follow_messages(metrics: Metrics, coordinator: CoordinatorService) -> None:
     )
 
 
+def _known_remotely(replica: Replica | None, recovered: Recovered) -> list[Epoch]:
+    """The epochs in the remote tier, after what is begun from is known there.
+
+    A flow that goes back must say so before anything else: a lost host would otherwise come back to what was given up.
+    """
+    if replica is None:
+        return []
+    try:
+        if recovered.restored_epoch is not None:
+            replica.enter(recovered.record)
+        return replica.epochs()
+    except StoreError as error:
+        if recovered.restored_epoch is not None:
+            raise RecoveryError(
+                f"the flow goes back to epoch {recovered.restored_epoch}, and the remote tier cannot be told: {error}",
+                next_step="see to it that it can be reached, and start again",
+            ) from error
+        return []
+
+
 def _build_replicator(
     replica: Replica | None,
     *,
@@ -349,6 +377,7 @@ def _build_replicator(
     janitor: Janitor,
     recovered: Recovered,
     generation: Callable[[], Generation],
+    published: Callable[[], Epoch],
     on_fatal: Callable[[BaseException], None],
 ) -> Replicator | None:
     if replica is None:
@@ -363,6 +392,7 @@ def _build_replicator(
         let_go=janitor.let_go,
         check_fence=metadata.check_fence,
         pins=metadata.pins,
+        published=published,
         interval_ms=options.replicate_interval_ms,
         retain=options.retain_checkpoints,
         grace_ms=options.remote_grace_ms,

@@ -191,6 +191,11 @@ class CoordinatorService:
                 return None
             return max((item.epoch for item in self._core.complete if operator in item.batches), default=NO_EPOCH)
 
+    def published_everywhere(self, sinks: Iterable[SinkId]) -> Epoch:
+        """The newest epoch that each of these sinks has published; without any, the newest there is."""
+        with self._lock:
+            return min((self._core.published(sink) for sink in sinks), default=self._core.last_epoch)
+
     def load_manifest(self, epoch: Epoch) -> Manifest:
         return self._snapshots.load_manifest(epoch)
 

@@ -113,8 +113,8 @@ class Recovery:
         self.check_definition()
         # The fence first: from here on no earlier process begins an epoch. What is pending next, and the manifests
         # last: one that an earlier process still stores is then either found, or its epoch is known to be pending.
+        generation = self._claimed_generation()
         self._fetch_records_if_lost()
-        generation = self._metadata.next_generation(Generation(self._newest_generation() + 1))
         self._generations = self._snapshots.generations()
         self._pending = self._metadata.pending()
         current = self._generations[-1] if self._generations else None
@@ -148,13 +148,28 @@ class Recovery:
                 known.append(self._remote.newest_generation())
         return Generation(max(known, default=0))
 
+    def _claimed_generation(self) -> Generation:
+        """A number of its own, here and in the remote tier.
+
+        If that does not answer, it is claimed there before anything is copied; who needs it to come back fails later.
+        """
+        generation = self._metadata.next_generation(Generation(self._newest_generation() + 1))
+        with contextlib.suppress(StoreError):
+            while self._remote is not None and not self._remote.claim(generation):
+                generation = self._metadata.next_generation(Generation(self._remote.newest_generation() + 1))
+        return generation
+
     def _fetch_records_if_lost(self) -> None:
         """A host that knows nothing of the flow asks the remote tier: a checkpoint there must not be started over."""
-        if self._remote is None or self._snapshots.generations() or self._snapshots.epochs():
+        if self._remote is None or self._snapshots.epochs():
             return
+        is_known_here = bool(self._snapshots.generations())
         try:
             epochs = self._remote.fetch_records()
         except StoreError as error:
+            if is_known_here:
+                self._problem(f"there is no checkpoint here, and the remote tier cannot be asked: {error}")
+                return
             raise RecoveryError(
                 f"this host has nothing of the flow, and the remote tier does not say whether it has: {error}",
                 next_step="see to it that it can be reached, or leave the option remote out",
@@ -162,7 +177,7 @@ class Recovery:
             ) from error
         crashpoint("remote-fetched-records")
         if epochs:
-            self._problem(f"this host has nothing of the flow; the remote tier has epochs up to {epochs[-1]}")
+            self._problem(f"this host has no checkpoint of the flow; the remote tier has epochs up to {epochs[-1]}")
             self.check_definition()
 
     def _live_manifests(self, current: GenerationRecord | None) -> list[Manifest]:
@@ -511,7 +526,7 @@ class Recovery:
             )
         self._refuse_to_pass_fixed_sinks(epoch)
         try:
-            channels = self._restorer.build(chosen[-1], self._graph.names, generation)
+            channels = self._built_or_fetched(chosen[-1], generation)
         except (CutlineError, OSError) as error:
             raise RecoveryError(
                 f"epoch {epoch} cannot be restored: {error}",
@@ -528,6 +543,16 @@ class Recovery:
             spark_dirs=dict.fromkeys(self._graph.names, generation),
             manifests=chosen,
         )
+
+    def _built_or_fetched(self, manifest: Manifest, generation: Generation) -> dict[OperatorId, ChannelLog]:
+        try:
+            return self._restorer.build(manifest, self._graph.names, generation)
+        except (CutlineError, OSError) as error:
+            if self._remote is None:
+                raise
+            self._problem(f"epoch {manifest.epoch} is fetched from the remote tier: {error}")
+        self._remote.fetch_content(manifest)
+        return self._restorer.build(manifest, self._graph.names, generation)
 
     def _from_checkpoint(self, generation: Generation, manifests: list[Manifest]) -> Recovered:
         reason = "; ".join(self._problems) or "no generation record"
@@ -558,6 +583,21 @@ class Recovery:
         log.warning("starting_fresh", flow=self._graph.flow, reason=reason, note="no checkpoint had ever completed")
         return self._fresh(generation, f"no checkpoint had ever completed, and {reason}")
 
+    def _to_publish(self, manifest: Manifest, fetched: list[Manifest]) -> list[Manifest] | None:
+        """The epoch, and before it those that some sink has yet to publish; None if one of these is missing.
+
+        Of the latter this host has the records only: they say what is to be published; nothing is restored from them.
+        """
+        published = min((self._published_by(node.sink) for node in self._graph.sinks), default=manifest.epoch)
+        chain = [one for one in fetched if published < one.epoch < manifest.epoch] + [manifest]
+        before = published
+        for one in chain:
+            if one.epoch > published and one.previous_epoch > before:
+                self._problem(f"epoch {one.epoch}: not published, and epoch {one.previous_epoch} before it is missing")
+                return None
+            before = one.epoch
+        return chain
+
     def _usable(self, manifests: list[Manifest]) -> Iterator[tuple[str, list[Manifest]]]:
         """(tier, an epoch and those before it), the best first: what this host has, then what the remote tier has."""
         for index in range(len(manifests), 0, -1):
@@ -579,8 +619,9 @@ class Recovery:
                 continue
             crashpoint("remote-fetched")
             log.warning("checkpoint_fetched", flow=self._graph.flow, epoch=manifest.epoch, bytes=size)
-            # Of those before it this host has the records at most: they stay where they are.
-            yield "remote", [manifest]
+            chain = self._to_publish(manifest, fetched)
+            if chain is not None:
+                yield "remote", chain
 
     def _enter(
         self,

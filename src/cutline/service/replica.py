@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,8 +55,13 @@ class Copied:
 class Replica:
     """One flow's place in an object store."""
 
-    def __init__(self, store: ObjectStore, layout: Layout, *, parallelism: int = 8) -> None:
+    def __init__(self, store: ObjectStore, layout: Layout, *, parallelism: int = 8, has_rivals: bool = True) -> None:
+        """``has_rivals``: other hosts may write there too, each in generations that it has claimed."""
         self._store = store
+        self._has_rivals = has_rivals
+        #: Tells our claims from those of others.
+        self._token = str(uuid.uuid4()).encode()
+        self._claimed: set[Generation] = set()
         self._layout = layout
         self._parallelism = parallelism
         #: What the newest checkpoint there needs, which no collector takes; None: not looked at yet. Whatever else lies
@@ -82,22 +88,46 @@ class Replica:
         return records.decode(_MANIFEST, self._store.read(path), Manifest, path=path)
 
     def newest_generation(self) -> Generation:
-        """The newest one that has ever begun here; 0 if none."""
-        names = (info.path.rpartition("/")[2] for info in self._store.walk("generations"))
-        return Generation(max((int(name.removesuffix(".json")) for name in names), default=0))
+        """The newest one that has ever begun, or was claimed, here; 0 if none."""
+        infos = [*self._store.walk("generations"), *self._store.walk("claims")]
+        numbers = (int(info.path.rpartition("/")[2].removesuffix(".json")) for info in infos)
+        return Generation(max(numbers, default=0))
 
     # ------------------------------------------------------------------ copying
 
+    def claim(self, generation: Generation) -> bool:
+        """Take a generation for this process; False if another has it. Whoever writes in an older one stops at it.
+
+        To be done before the checkpoints there are listed: one that an older process still seals is then either in the
+        list, or that process sees the claim and publishes nothing of it.
+        """
+        if generation in self._claimed or not self._has_rivals:
+            return True
+        path = f"claims/{generation:06d}.json"
+        if not self._store.create(path, self._token) and self._store.read(path) != self._token:
+            return False
+        self._claimed.add(generation)
+        return True
+
     def enter(self, record: GenerationRecord) -> None:
-        """Make it known that a generation has begun: whoever copies in an older one stops. Raises FencedError."""
+        """Make known what a generation begins from: an epoch that it went back behind is of no use from now on."""
+        if not self.claim(record.generation):
+            raise self._fenced(record.generation)
         path = self._name(self._layout.generation(record.generation))
         data = records.encode(_GENERATION, record)
         if not self._store.create(path, data) and self._store.read(path) != data:
             raise self._fenced(record.generation)
         self.check_fence(record.generation)
 
+    def check_claim(self, generation: Generation) -> None:
+        """Raise FencedError unless the generation is this process's own, and the newest there is."""
+        if not self.claim(generation):
+            raise self._fenced(generation)
+        self.check_fence(generation)
+
     def check_fence(self, generation: Generation) -> None:
-        if self.newest_generation() > generation:
+        """Raise FencedError if there is a newer one."""
+        if self._has_rivals and self.newest_generation() > generation:
             raise self._fenced(generation)
 
     def _fenced(self, generation: Generation) -> FencedError:
@@ -119,7 +149,10 @@ class Replica:
         for path in [self._layout.identity, *self._generations(manifest.generation)]:
             name = self._name(path)
             if name not in self._created:
-                self._store.create(name, path.read_bytes())
+                data = path.read_bytes()
+                is_other = not self._store.create(name, data) and self._store.read(name) != data
+                if is_other and path != self._layout.identity:
+                    raise self._fenced(Generation(int(path.stem)))
                 self._created.add(name)
         for path in self._records_of(manifest):
             self._store.create(self._name(path), path.read_bytes())
@@ -136,12 +169,16 @@ class Replica:
         Returns the one that is there: an earlier life of the flow may have sealed it and not have lived to know.
         Raises StoreError; with OutcomeUnknown it may be there, and must be sealed again until that is known.
         """
-        self.check_fence(generation)
+        self.check_claim(generation)
         path = self._name(self._layout.manifest(manifest.epoch))
-        if self._store.create(path, records.encode(_MANIFEST, manifest)):
+        is_created = self._store.create(path, records.encode(_MANIFEST, manifest))
+        # Once more: a host that claimed in between may have listed what was there before this one was.
+        self.check_fence(generation)
+        if is_created:
             self._trusted = frozenset(self._name(one) for one in self._content_of(manifest))
             self._sent.clear()
             return manifest
+        self._trusted = None  # it is another's, or of an attempt whose end was not known: look again
         there = self.load_manifest(manifest.epoch)
         if there.flow != manifest.flow or there.generation > generation:
             raise FencedError(
@@ -166,6 +203,14 @@ class Replica:
         return frozenset()
 
     def _send(self, path: Path) -> tuple[int, int]:
+        try:
+            return self._send_file(path)
+        except OSError as error:
+            raise DamagedRecordError(
+                f"a file of the checkpoint cannot be read: {error}", path=self._name(path)
+            ) from error
+
+    def _send_file(self, path: Path) -> tuple[int, int]:
         name, size = self._name(path), path.stat().st_size
         sent = size
         is_blob = self._layout.blobs in path.parents
@@ -230,10 +275,11 @@ class Replica:
 
     def _fetch_small(self, name: str) -> None:
         target = self._layout.root / name
-        if not target.exists():
-            durable.make_dir(target.parent)
-            with contextlib.suppress(MissingObject):  # collected meanwhile
-                durable.create(target, self._store.read(name))
+        if target.exists() and records.is_whole(target.read_bytes()):
+            return
+        durable.make_dir(target.parent)
+        with contextlib.suppress(MissingObject):  # collected meanwhile
+            durable.replace(target, self._store.read(name))
 
     def fetch_content(self, manifest: Manifest, on_progress: Callable[[int, int], None] = lambda *_: None) -> int:
         """Bring all that a restore to this epoch reads; what is there and whole is left alone. Returns bytes fetched.
@@ -347,7 +393,7 @@ class Replica:
             name = self._name(path)
             yield name
             entry = self._read_entry(name)
-            folder = f"{name.split('/g', 1)[0]}/data"
+            folder = self._name(codec.data_dir(path.parents[1]))
             for segment in entry.segments if isinstance(entry, DataEntry) else ():
                 yield f"{folder}/{segment.name}"
 

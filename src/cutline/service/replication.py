@@ -69,12 +69,16 @@ class Replicator:
         let_go: Callable[[Epoch], None],
         check_fence: Callable[[], None],
         pins: Callable[[], Iterable[Epoch]],
+        published: Callable[[], Epoch],
         interval_ms: int,
         retain: int,
         grace_ms: int,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """``hold``: keep an epoch from collection; False if it is gone. ``entered``: said there at the start."""
+        """``hold``: keep an epoch from collection; False if it is gone. ``entered``: said there at the start.
+
+        ``published``: the newest epoch that every sink has published.
+        """
         self._flow = flow
         self._replica = replica
         self._snapshots = snapshots
@@ -84,6 +88,7 @@ class Replicator:
         self._let_go = let_go
         self._check_fence = check_fence
         self._pins = pins
+        self._published = published
         self._interval_s = interval_ms / 1000
         self._retain = retain
         self._grace_ms = grace_ms
@@ -92,6 +97,9 @@ class Replicator:
         self._stopping = threading.Event()
         self._newest = NO_EPOCH
         self._copied = NO_EPOCH
+        #: Copied, or given up: nothing up to here is tried again.
+        self._done_up_to = NO_EPOCH
+        self._pause_s = 0.0
         self._last_s = float("-inf")
         self._collected_s = time.monotonic()
         self._problem = ""
@@ -173,13 +181,24 @@ class Replicator:
             self._bring_first(request)
         elif isinstance(request, _Tidy):
             self._tidy(request)
-        elif request > self._copied and self._try(self._enter):
-            self._bring(request)
+        elif request > self._done_up_to:
+            self._attempt(request)
         self._collect()
+
+    def _attempt(self, newest: Epoch) -> None:
+        """Once; what fails is tried again later, with whatever is the newest then."""
+        try:
+            self._enter()
+            self._bring(newest)
+        except StoreError as error:
+            self._failed(error)
+            self._pause_s = min(max(self._pause_s * 2, _RETRY_SECONDS), _RETRY_LIMIT_SECONDS)
+            self._last_s = time.monotonic()
 
     def _next(self) -> _First | _Tidy | Epoch | None:
         """What to do now: whoever waits comes first, then the newest epoch when its time has come."""
-        wait = None if self._newest <= self._copied else max(self._last_s + self._interval_s - time.monotonic(), 0)
+        pause_s = max(self._interval_s if not self._pause_s else 0.0, self._pause_s)
+        wait = None if self._newest <= self._done_up_to else max(self._last_s + pause_s - time.monotonic(), 0)
         try:
             request = self._requests.get(timeout=wait)
         except queue.Empty:
@@ -195,26 +214,41 @@ class Replicator:
             self._replica.enter(self._entered)
             self._entered = None
 
-    def _bring(self, epoch: Epoch) -> None:
+    def _bring(self, newest: Epoch) -> None:
+        """The newest one; before it those that sinks have yet to publish, because it does not hold what they staged."""
         self._last_s = time.monotonic()
-        if not self._hold(epoch):
-            # A later one has taken its place, and its completion is in the queue.
-            self._newest = max((one for one in self._snapshots.epochs() if one > self._copied), default=self._copied)
-            return
+        published = self._published()
+        kept = [epoch for epoch in self._snapshots.epochs() if self._done_up_to < epoch <= newest]
+        for epoch in [one for one in kept if one > published or one == kept[-1]]:
+            if self._stopping.is_set() or not self._hold(epoch):
+                continue  # a later one has taken its place, and its completion is in the queue
+            try:
+                self._copy(epoch)
+            finally:
+                self._let_go(epoch)
+        if not kept:
+            self._done_up_to = max(self._done_up_to, newest)
+
+    def _copy(self, epoch: Epoch) -> None:
         try:
             manifest = self._snapshots.load_manifest(epoch)
-            copied: list[Copied] = []
-            if self._try(lambda: copied.append(self._replica.send(manifest))):
-                crashpoint("remote-sent")
-                if self._try(lambda: self._replica.seal(manifest, self._generation())):
-                    self._done(copied[-1])
+            copied = self._replica.send(manifest)
+            crashpoint("remote-sent")
+            there = self._replica.seal(manifest, self._generation())
         except DamagedRecordError as error:
             # It cannot be copied, and could not be restored; the next one may be better.
-            self._problem = str(error)
-            log.error("checkpoint_not_copied", flow=self._flow, epoch=epoch, reason=str(error))
-            self._copied = max(self._copied, epoch)
-        finally:
-            self._let_go(epoch)
+            self._skip(epoch, str(error))
+        else:
+            if there == manifest:
+                self._done(copied)
+            else:
+                self._skip(epoch, "the remote tier has another checkpoint of this number")
+
+    def _skip(self, epoch: Epoch, why: str) -> None:
+        self._problem = f"epoch {epoch} was not copied: {why}"
+        self._totals["failures"] += 1
+        self._done_up_to = max(self._done_up_to, epoch)
+        log.error("checkpoint_not_copied", flow=self._flow, epoch=epoch, reason=why)
 
     def _bring_first(self, request: _First) -> None:
         manifest = request.manifest
@@ -228,17 +262,18 @@ class Replicator:
             request.done(None, f"the remote tier does not have it: {error}")
             return
         crashpoint("remote-sent")
+        is_unknown = False
         while not self._stopping.is_set():
             try:
                 there = self._replica.seal(manifest, self._generation())
-            except OutcomeUnknown as error:
-                self._failed(error)  # it may be there: nobody may say that it is not
-                self._stopping.wait(_RETRY_SECONDS)
-                continue
             except StoreError as error:
                 self._failed(error)
-                request.done(None, f"the remote tier does not have it: {error}")
-                return
+                is_unknown = is_unknown or isinstance(error, OutcomeUnknown)
+                if not is_unknown:
+                    request.done(None, f"the remote tier does not have it: {error}")
+                    return
+                self._stopping.wait(_RETRY_SECONDS)  # it may be there: nobody may say that it is not
+                continue
             crashpoint("remote-sealed")
             self._done(copied)
             self._newest = max(self._newest, manifest.epoch)
@@ -247,26 +282,14 @@ class Replicator:
 
     def _done(self, copied: Copied) -> None:
         self._copied = max(self._copied, copied.epoch)
+        self._done_up_to = max(self._done_up_to, copied.epoch)
+        self._pause_s = 0.0
         self._last_ms = (time.monotonic() - self._last_s) * 1000
         self._problem = ""
         self._totals["epochs"] += 1
         for name in ("files", "size_bytes", "sent_bytes"):
             self._totals[name] += getattr(copied, name)
         log.info("checkpoint_copied", flow=self._flow, epoch=copied.epoch, files=copied.files, bytes=copied.sent_bytes)
-
-    def _try(self, do: Callable[[], object]) -> bool:
-        """Until it is done or the flow ends: what is sent again does no harm. False: the flow ends."""
-        pause = _RETRY_SECONDS
-        while not self._stopping.is_set():
-            try:
-                do()
-            except StoreError as error:
-                self._failed(error)
-                self._stopping.wait(pause)
-                pause = min(pause * 2, _RETRY_LIMIT_SECONDS)
-            else:
-                return True
-        return False
 
     def _failed(self, error: CutlineError) -> None:
         self._problem = str(error)
@@ -303,10 +326,12 @@ class Replicator:
         there = self._replica.epochs()
         # Before the first copy of this life nothing is known of what a later one will take the place of.
         of_ours = [epoch for epoch in there if epoch <= self._copied][-self._retain :] if self._copied else there
-        keep = {*of_ours, *self._pins()}
+        published = self._published()
+        # What a sink has yet to publish stands in the records of these, and of no others.
+        keep = {*of_ours, *self._pins(), *(epoch for epoch in there if published <= epoch)}
 
         def check() -> None:
             self._check_fence()
-            self._replica.check_fence(self._generation())
+            self._replica.check_claim(self._generation())
 
         return self._replica.collect(keep, now_ms=now_ms(), grace_ms=grace_ms, check_fence=check, is_dry_run=is_dry_run)

@@ -6,6 +6,7 @@ when nobody expects it any more.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ log = get_logger(__name__)
 
 _LOOK_SECONDS = 0.05
 _ANSWER = ".answer.json"
+_STALE_SECONDS = 900.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,14 +48,18 @@ def ask(folder: Path, kind: str, arguments: dict[str, Any], *, seconds: float, w
     path, answer_path = folder / f"{number}.json", folder / f"{number}{_ANSWER}"
     durable.replace(path, msgspec.json.encode(Request(kind=kind, arguments=arguments)), sync=False)
     deadline = time.monotonic() + seconds
-    while not answer_path.exists():
-        if time.monotonic() > deadline:
-            path.unlink(missing_ok=True)
-            raise RequestFailedError(f"the flow has not answered within {seconds:.0f} s", next_step="see its status")
-        wait()
-        time.sleep(_LOOK_SECONDS)
-    answer = decoder_of(Answer).decode(answer_path.read_bytes())
-    answer_path.unlink(missing_ok=True)
+    try:
+        while not answer_path.exists():
+            if time.monotonic() > deadline:
+                raise RequestFailedError(
+                    f"the flow has not answered within {seconds:.0f} s", next_step="it may be at it: see its status"
+                )
+            wait()
+            time.sleep(_LOOK_SECONDS)
+        answer = decoder_of(Answer).decode(answer_path.read_bytes())
+    finally:
+        path.unlink(missing_ok=True)  # also when whoever asks gives up: nobody expects it later
+        answer_path.unlink(missing_ok=True)
     if answer.problem:
         raise RequestFailedError(answer.problem)
     return answer.result
@@ -66,8 +72,10 @@ class Mailbox:
         self._folder = folder
         self._handlers = handlers
         durable.make_dir(folder)
-        for leftover in folder.iterdir():  # of a flow that is gone: nobody waits any more
-            leftover.unlink(missing_ok=True)
+        for leftover in folder.iterdir():  # nobody waits so long; what is younger was asked while the flow started
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - leftover.stat().st_mtime > _STALE_SECONDS:
+                    leftover.unlink()
 
     def take(self) -> None:
         """Do what is asked for now, if anything is."""

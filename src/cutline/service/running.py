@@ -106,6 +106,7 @@ class RunningFlow:
         self._paused = False
         #: One at a time: the end of one must not let the sources go on under another.
         self._quiescing = threading.Lock()
+        self._taking_savepoint = threading.Lock()
         self._pause_lock = threading.RLock()
         #: Set once, when the flow has ended and its stores are closed.
         self._last_status: dict[str, Any] | None = None
@@ -211,6 +212,10 @@ class RunningFlow:
             raise ConfigError(
                 "in per-operator mode no checkpoint is of the whole flow: there is nothing to save", flow=self.name
             )
+        with self._taking_savepoint:  # two of one name at once would mix what they hold
+            return self._take_savepoint(name, drain=drain, note=note, timeout=timeout)
+
+    def _take_savepoint(self, name: str, *, drain: bool, note: str, timeout: str | float | None) -> Savepoint:
         self._savepoints.check_free(name)
         epoch = self.trigger_checkpoint(quiesce=drain, timeout=timeout)
         if not self._janitor.hold(epoch):
@@ -220,6 +225,16 @@ class RunningFlow:
             return self._savepoints.create(name, manifest, is_drained=drain, note=note)
         finally:
             self._janitor.let_go(epoch)
+
+    def _last_savepoint(self, name: str) -> Savepoint:
+        """The sources rest, and go on resting: nothing comes after it. If it fails, all is as before."""
+        was_paused = self._paused
+        self._set_paused(True)
+        try:
+            return self.savepoint(name)
+        except BaseException:
+            self._set_paused(was_paused)
+            raise
 
     def savepoints(self) -> list[Savepoint]:
         """Those there are, oldest first."""
@@ -369,12 +384,7 @@ class RunningFlow:
         so too and keeps that checkpoint under a name. If it cannot be taken, the flow goes on.
         """
         if savepoint is not None and not self._ended.is_set():
-            self._set_paused(True)  # and it stays so: nothing comes after the savepoint
-            try:
-                self.savepoint(savepoint)
-            except BaseException:
-                self.resume()
-                raise
+            self._last_savepoint(savepoint)
             self._shut_down()
             return
         try:
@@ -462,7 +472,10 @@ class RunningFlow:
 
     def _take_requests(self) -> None:
         while not self._is_over.wait(_STATUS_SECONDS):
-            self._mailbox.take()
+            try:
+                self._mailbox.take()
+            except OSError:  # a full disk, for example: whoever asks must not end the flow, nor be the last to be heard
+                log.warning("request_not_answered", flow=self.name, exc_info=True)
 
     def _asked_checkpoint(self, mode: str | None = None, timeout: str | float | None = None) -> dict[str, Any]:
         return {"epoch": self.trigger_checkpoint(mode=mode, timeout=timeout)}
@@ -474,12 +487,7 @@ class RunningFlow:
     def _asked_stop(self, savepoint: str | None = None, drain: bool = False) -> dict[str, Any]:
         taken: dict[str, Any] = {}
         if savepoint is not None:
-            self._set_paused(True)
-            try:
-                taken = self._asked_savepoint(savepoint)
-            except BaseException:
-                self.resume()
-                raise
+            taken = msgspec.to_builtins(self._last_savepoint(savepoint))
         # Answered first: a flow that has ended answers nobody.
         threading.Timer(_STATUS_SECONDS, self.stop, kwargs={"drain": drain and savepoint is None}).start()
         return {"stopping": True, "savepoint": taken or None}

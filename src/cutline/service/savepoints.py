@@ -26,7 +26,8 @@ from cutline.service.clock import now_ms
 from cutline.service.replica import Replica
 
 KIND = "savepoint"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+#: A number alone would be taken for an epoch.
+_NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CARD = "savepoint.json"
 #: Larger objects travel through a file instead of through memory.
 _LARGE_BYTES = 32 << 20
@@ -82,7 +83,7 @@ class Savepoints:
 
     def replica(self, name: str, layout: Layout | None = None) -> Replica:
         """What the savepoint holds, as a place to copy from into a flow's folder (its own, unless another is given)."""
-        return Replica(self._open_store(str(self._folder(name))), layout or self._layout)
+        return Replica(self._open_store(str(self._folder(name))), layout or self._layout, has_rivals=False)
 
     # ------------------------------------------------------------------ making and deleting
 
@@ -144,11 +145,31 @@ class Savepoints:
     def fetch(self, name: str) -> Manifest:
         """Put all that it holds into the flow's folder, where a restore finds it."""
         savepoint = self.load(name)
+        self._refuse_foreign(name, savepoint)
         replica = self.replica(name)
         replica.fetch_records()
         manifest = replica.load_manifest(savepoint.epoch)
         replica.fetch_content(manifest)
         return manifest
+
+    def _refuse_foreign(self, name: str, savepoint: Savepoint) -> None:
+        """What is of this flow's history is here already, or was; what differs is of another's."""
+        store = self._open_store(str(self._folder(name)))
+        manifest = self._layout.manifest(savepoint.epoch).relative_to(self._layout.root).as_posix()
+        for path in [manifest, *(info.path for info in store.walk("generations"))]:
+            here = self._layout.root / path
+            if here.exists() and here.read_bytes() != store.read(path):
+                raise ConfigError(
+                    f"savepoint {name!r} is of another history than this flow's",
+                    next_step="begin a flow of its own from it: cutline clone",
+                    path=path,
+                )
+        newest = Generation(max((int(info.path[-11:-5]) for info in store.walk("generations")), default=0))
+        if self._layout.generations.exists() and not self._layout.generation(newest).exists():
+            raise ConfigError(
+                f"savepoint {name!r} was taken by a flow that this one does not come from",
+                next_step="begin a flow of its own from it: cutline clone",
+            )
 
     def clone(
         self,

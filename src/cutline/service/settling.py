@@ -115,5 +115,6 @@ def highest_epoch(metadata: MetadataStore, recovered: Recovered, stored: Iterabl
     """The highest epoch anybody has ever seen, wherever: a number is never used twice."""
     in_logs = [barrier.epoch for channel in recovered.channels.values() for barrier in channel.barriers()]
     highest = max([metadata.last_epoch(), *stored, *in_logs], default=NO_EPOCH)
-    # The lost host may have begun epochs that nobody else has heard of.
-    return Epoch(highest + _LOST_WITH_A_HOST) if recovered.path == "remote" else highest
+    # The lost host may have begun epochs that nobody else has heard of. Its records went with it: ours are empty.
+    are_records_lost = metadata.last_epoch() == NO_EPOCH and highest > NO_EPOCH
+    return Epoch(highest + _LOST_WITH_A_HOST) if are_records_lost else highest

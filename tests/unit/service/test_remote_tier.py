@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from cutline.channels import entries as codec
 from cutline.crashpoints import POINTS, REMOTE_POINTS
 from cutline.errors import ConfigError, FencedError, NotDone, OutcomeUnknown, RecoveryError
-from cutline.ids import Epoch
+from cutline.ids import Epoch, OperatorId
+from cutline.layout import Layout
 from cutline.objects import open_store
 from cutline.ports import ObjectStore
 from cutline.service.replica import Replica
@@ -355,3 +357,145 @@ def test_what_somebody_has_removed_from_the_bucket_is_sent_again(tmp_path: Path)
     lose_host(tmp_path)
     with running(tmp_path, **remote(tmp_path)) as flow:
         assert flow.recovered.restored_epoch == 2
+
+
+# ------------------------------------------------------------------------------------------- what a review has found
+
+
+@pytest.mark.parametrize("durable", ["local", "remote"])
+def test_what_slow_sinks_have_yet_to_publish_survives_the_loss_of_the_host(tmp_path: Path, durable: str) -> None:
+    settings = {**remote(tmp_path), "durable": durable}
+    with running(tmp_path, **settings) as flow:
+        flow.emit(2)
+        copied(flow, flow.checkpoint())
+        flow.sink.commit_failures = [OSError("slow")] * 1000
+        for epoch in (2, 3):
+            flow.emit(2)
+            flow.request()
+            copied(flow, epoch)
+        assert len(flow.sink.rows()) == 2
+    lose_host(tmp_path)
+    with running(tmp_path, **settings) as flow:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 3)
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 7
+
+
+def test_what_was_given_up_stays_so_when_the_host_is_lost_before_the_next_copy(tmp_path: Path) -> None:
+    with running(tmp_path, **{**remote(tmp_path), "retain_checkpoints": 5}) as flow:
+        for _ in range(3):
+            flow.emit(2)
+            copied(flow, flow.checkpoint())
+    SparklessFlow(tmp_path, **{**remote(tmp_path), "retain_checkpoints": 5}, restore_to=1).stop()
+    lose_host(tmp_path)
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        assert flow.recovered.restored_epoch == 1
+        flow.emit(3)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 5
+
+
+@pytest.mark.parametrize("is_restored_regionally", [False, True])
+def test_a_host_that_was_replaced_publishes_nothing_more(tmp_path: Path, is_restored_regionally: bool) -> None:
+    """Durable there first: what it seals it may not publish, be it that its own generation has grown meanwhile."""
+    settings = {**remote(tmp_path), "durable": "remote"}
+    old = SparklessFlow(tmp_path, **settings)
+    try:
+        old.emit(2)
+        copied(old, old.checkpoint())
+        if is_restored_regionally:
+            shutil.rmtree(old.layout.spark_dirs / TOTALS)
+            old.fail(TOTALS)
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / "table").symlink_to(tmp_path / "table")
+        with running(other, **settings) as new:
+            assert new.recovered.path == "remote"
+            old.step(NUMBERS)
+            old.request()
+            with pytest.raises(FencedError):
+                old.run.await_termination(20)
+            new.emit(3)
+            new.drain()
+            assert_each_once(new.sink.rows())
+    finally:
+        old.stop()
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_fetch_that_was_cut_short_is_taken_up_again(tmp_path: Path, is_published: bool) -> None:
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        if is_published:
+            flow.emit(2)
+        else:
+            flow.step(NUMBERS)
+        future = flow.request()
+        flow.wait(future.done)
+        copied(flow, future.result())
+    lose_host(tmp_path)
+    replica = replica_of(flow, tmp_path)
+    replica.fetch_records()
+    flow.layout.manifest(Epoch(1)).unlink()  # as if it had been killed before the last of them
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        assert flow.recovered.restored_epoch == 1
+
+
+def test_a_person_may_ask_a_new_host_for_an_epoch(tmp_path: Path) -> None:
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        for _ in range(2):
+            flow.emit(2)
+            copied(flow, flow.checkpoint())
+    lose_host(tmp_path)
+    flow = SparklessFlow(tmp_path, **remote(tmp_path), restore_to=1)
+    try:
+        assert flow.recovered.restored_epoch == 1
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+    finally:
+        flow.stop()
+
+
+def test_a_missing_file_holds_up_no_later_copy(tmp_path: Path) -> None:
+    with running(tmp_path, **{**remote(tmp_path), "replicate_interval": "300ms"}) as flow:
+        flow.emit(1)
+        copied(flow, flow.checkpoint())
+        flow.emit(1)
+        flow.checkpoint()
+        record = flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(2)), TOTALS)
+        replica = flow.run._replicator._replica  # type: ignore[union-attr]
+        missing = next(f for f in record.files() if not replica._is_there(flow.layout.blob(f.sha256)))
+        flow.layout.blob(missing.sha256).unlink()
+        flow.wait(lambda: "epoch 2 was not copied" in flow.run.status()["remote"]["problem"])
+        assert not flow.run.wait_remote(2, timeout=0.05)
+        flow.emit(1)
+        copied(flow, flow.checkpoint())
+
+
+def test_while_the_bucket_is_away_no_old_checkpoint_is_held(tmp_path: Path) -> None:
+    faults = Faults()
+    with faults.injected(), running(tmp_path, **{**remote(tmp_path), "retain_checkpoints": 1}) as flow:
+        faults.failing = lambda *_: NotDone("the bucket is away")
+        for _ in range(5):
+            flow.emit(2)
+            flow.checkpoint()
+        flow.wait(lambda: flow.snapshots.epochs() == [5])
+        flow.wait(lambda: flow.recovered.channels[NUMBERS].start > 4)
+
+
+def test_a_name_that_begins_like_a_generation_harms_no_rows_in_flight(tmp_path: Path) -> None:
+    replica = Replica(open_store(str(tmp_path / "bucket")), Layout(tmp_path, "flow"))
+    folder = replica._layout.channel(OperatorId("gnumbers"))
+    assert replica._name(codec.data_dir(folder)) == "channels/gnumbers/data"
+    with running(tmp_path, **remote(tmp_path), remote_grace=0) as flow:
+        for _ in range(2):
+            flow.step(NUMBERS)
+        future = flow.request()
+        flow.wait(future.done)
+        copied(flow, future.result())
+        before = {info.path for info in replica_of(flow, tmp_path)._store.walk("channels")}
+        flow.run._replicator.collect()  # type: ignore[union-attr]
+        assert {info.path for info in replica_of(flow, tmp_path)._store.walk("channels")} == before

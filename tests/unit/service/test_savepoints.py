@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cutline.cli.main import app
 from cutline.errors import ConfigError, DamagedRecordError, RequestFailedError, UnknownSavepointError
-from cutline.ids import FlowName, OperatorId
+from cutline.ids import Epoch, FlowName, OperatorId
 from cutline.layout import Layout
 from cutline.service.requests import ask
 from cutline.service.savepoints import Savepoints
@@ -173,7 +173,25 @@ def test_nothing_is_restored_from_bad_bytes(tmp_path: Path) -> None:
         assert flow.recovered.path == "resume"
 
 
-@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "x" * 101])
+def test_a_savepoint_of_another_history_is_not_restored_into_this_flow(tmp_path: Path) -> None:
+    with running(tmp_path / "first") as flow:
+        flow.emit(3)
+        drained(flow, "foreign")
+    Savepoints(flow.layout, store_at).export("foreign", str(tmp_path / "shelf"))
+    with running(tmp_path / "second") as flow:
+        flow.emit(2)
+        flow.checkpoint()
+        before = flow.layout.manifest(Epoch(1)).read_bytes()
+    Savepoints(flow.layout, store_at).bring(str(tmp_path / "shelf"), "foreign")
+    with pytest.raises(ConfigError, match="another history"):
+        SparklessFlow(tmp_path / "second", restore_to="foreign")
+    assert flow.layout.manifest(Epoch(1)).read_bytes() == before
+    with running(tmp_path / "second") as flow:
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+@pytest.mark.parametrize("name", ["", "7", "../up", "a/b", ".hidden", "x" * 101])
 def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
     with running(tmp_path) as flow, pytest.raises(ConfigError, match="not a name for a savepoint"):
         flow.run.savepoint(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import time
@@ -18,9 +19,11 @@ import cutline.ids
 from cutline import durable, records
 from cutline.cli.options import FlowName, Json, Storage
 from cutline.config import Options
-from cutline.errors import ConfigError, RecoveryError
+from cutline.errors import ConfigError, CutlineError, RecoveryError
 from cutline.layout import Layout
+from cutline.ports import Manifest
 from cutline.service.lock import FlowLock, running_pid
+from cutline.service.manifests import of_present_history
 from cutline.service.requests import ask
 from cutline.service.savepoints import Savepoint, Savepoints
 from cutline.snapshots.store import LocalSnapshotStore
@@ -109,12 +112,12 @@ def create(
     lock.acquire(is_noted=False)  # nobody lets go meanwhile of what is being copied
     try:
         store = LocalSnapshotStore.reading(layout)
-        epochs = store.epochs()
-        if not epochs:
+        kept = _kept(store)
+        if not kept:
             raise RecoveryError(
                 "the flow has no checkpoint", next_step="start it, and take the savepoint then", flow=flow
             )
-        manifest = store.load_manifest(epochs[-1])
+        manifest = kept[-1]
         savepoint = _savepoints(flow, storage).create(name, manifest, is_drained=False, note=note)
     finally:
         lock.release()
@@ -233,7 +236,7 @@ def restore(
         raise ConfigError("the flow runs", next_step=f"stop it first: cutline stop --flow {flow}", flow=flow)
     store, savepoints = LocalSnapshotStore.reading(layout), _savepoints(flow, storage)
     target, epoch = _target(store, savepoints, to, at)
-    kept = [one for one in store.epochs() if one > epoch]
+    kept = [manifest.epoch for manifest in _kept(store) if manifest.epoch > epoch]
     plan = {
         "flow": flow,
         "to": target,
@@ -251,17 +254,27 @@ def restore(
     typer.echo("what sinks have published since is taken back where the sink can; otherwise the start refuses")
 
 
+def _kept(store: LocalSnapshotStore) -> list[Manifest]:
+    """The checkpoints that can be read and that the flow goes on from, ascending."""
+    found = []
+    for epoch in store.epochs():
+        with contextlib.suppress(CutlineError):
+            found.append(store.load_manifest(epoch))
+    return of_present_history(found, store.generations())
+
+
 def _target(store: LocalSnapshotStore, savepoints: Savepoints, to: str | None, at: str | None) -> tuple[str, int]:
     if (to is None) == (at is None):
         raise ConfigError("say where to: --to EPOCH, --to SAVEPOINT or --at TIME", next_step="give exactly one of them")
-    epochs = store.epochs()
+    kept = _kept(store)
+    epochs = [manifest.epoch for manifest in kept]
     if at is not None:
         try:
             moment = datetime.datetime.fromisoformat(at)
         except ValueError as error:
             raise ConfigError(f"--at: {at!r} is not a time", next_step="write 2026-11-16T02:00:00") from error
         limit_ms = moment.astimezone(datetime.UTC).timestamp() * 1000
-        past = [epoch for epoch in epochs if store.load_manifest(epoch).completed_ms <= limit_ms]
+        past = [manifest.epoch for manifest in kept if manifest.completed_ms <= limit_ms]
         if not past:
             raise RecoveryError(f"no checkpoint that is kept is as old as {at}", next_step="see cutline verify --all")
         return str(past[-1]), past[-1]

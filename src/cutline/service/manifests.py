@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cutline.channels.log import ChannelLog
 from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position
-from cutline.ports import ChannelCut, InFlight, Manifest, OperatorCut, Spans, SubtaskCut
+from cutline.ports import ChannelCut, GenerationRecord, InFlight, Manifest, OperatorCut, Spans, SubtaskCut
 from cutline.protocol import recovery
 from cutline.protocol.checkpoint import PendingEpoch
 from cutline.protocol.lineage import Lineage, Span
@@ -128,6 +128,24 @@ def is_of_history(manifest: Manifest, lineages: Mapping[OperatorId, Lineage]) ->
         {name: lineage_of(cut.lineage) for name, cut in manifest.channels.items()},
         lineages,
     )
+
+
+def incarnations_of(generations: Iterable[GenerationRecord]) -> list[recovery.Incarnation]:
+    return [
+        recovery.Incarnation(generation=one.generation, restored_epoch=one.restored_epoch, is_fresh=one.path == "fresh")
+        for one in generations
+    ]
+
+
+def of_present_history(manifests: Iterable[Manifest], generations: Sequence[GenerationRecord]) -> list[Manifest]:
+    """Those that the flow goes on from, ascending: none that it went back behind, none that an old life completed."""
+    by_epoch = {manifest.epoch: manifest for manifest in manifests}
+    stored = ((epoch, manifest.generation) for epoch, manifest in by_epoch.items())
+    live = [by_epoch[epoch] for epoch in recovery.live_epochs(stored, incarnations_of(generations))]
+    if not generations:
+        return live
+    lineages = {name: lineage_of(spans) for name, spans in generations[-1].lineage.items()}
+    return [manifest for manifest in live if is_of_history(manifest, lineages)]
 
 
 def complete_epoch(manifest: Manifest) -> CompleteEpoch:

@@ -31,8 +31,15 @@ from cutline.ports import (
     SnapshotStore,
 )
 from cutline.protocol.lineage import Lineage
-from cutline.protocol.recovery import Incarnation, live_epochs, lost_behind, region_of
-from cutline.service.manifests import batch_in, epoch_in, is_of_history, lineage_of, newest_of
+from cutline.protocol.recovery import Incarnation, lost_behind, region_of
+from cutline.service.manifests import (
+    batch_in,
+    epoch_in,
+    incarnations_of,
+    lineage_of,
+    newest_of,
+    of_present_history,
+)
 from cutline.service.replica import Replica
 from cutline.service.restoring import Restorer, generation_record
 
@@ -95,6 +102,8 @@ class Recovery:
         self._generations: list[GenerationRecord] = []
         self._pending: list[PendingRecord] = []
         self._unreadable: list[Epoch] = []
+        #: Epochs of which only the records have been fetched: what they name is elsewhere.
+        self._only_records: set[Epoch] = set()
         #: Operators whose directory is damaged; the logs are whole.
         self._damaged: set[OperatorId] = set()
         self._restorer = Restorer(graph=graph, layout=layout, snapshots=snapshots, problem=self._problem)
@@ -176,6 +185,7 @@ class Recovery:
                 flow=self._graph.flow,
             ) from error
         crashpoint("remote-fetched-records")
+        self._only_records.update(epochs)
         if epochs:
             self._problem(f"this host has no checkpoint of the flow; the remote tier has epochs up to {epochs[-1]}")
             self.check_definition()
@@ -194,11 +204,8 @@ class Recovery:
             except (CutlineError, OSError) as error:
                 self._problem(f"epoch {epoch}: {error}")
                 self._unreadable.append(epoch)
-        stored = ((epoch, manifest.generation) for epoch, manifest in manifests.items())
-        live = [manifests[epoch] for epoch in live_epochs(stored, _incarnations(self._generations))]
-        if current is not None:
-            lineages = {name: lineage_of(spans) for name, spans in current.lineage.items()}
-            live = [manifest for manifest in live if is_of_history(manifest, lineages)]
+        generations = self._generations if current is not None else []
+        live = of_present_history(manifests.values(), generations)
         return self._without_gaps(live)
 
     def _without_gaps(self, manifests: list[Manifest]) -> list[Manifest]:
@@ -601,7 +608,8 @@ class Recovery:
     def _usable(self, manifests: list[Manifest]) -> Iterator[tuple[str, list[Manifest]]]:
         """(tier, an epoch and those before it), the best first: what this host has, then what the remote tier has."""
         for index in range(len(manifests), 0, -1):
-            yield "local", manifests[:index]
+            if manifests[index - 1].epoch not in self._only_records:
+                yield "local", manifests[:index]
         if self._remote is None:
             return
         try:
@@ -661,7 +669,7 @@ class Recovery:
             record=record,
             manifests=manifests,
             pending=self._pending,
-            incarnations=_incarnations([*self._generations, record]),
+            incarnations=incarnations_of([*self._generations, record]),
             problems=self._problems,
         )
 
@@ -718,10 +726,3 @@ def _missing_input(
                 if not path.is_file() or path.stat().st_size != segment.size_bytes:
                     problems.append(f"{name}: segment {segment.name} of batch {entry.batch} is gone or cut short")
     return problems
-
-
-def _incarnations(generations: list[GenerationRecord]) -> list[Incarnation]:
-    return [
-        Incarnation(generation=one.generation, restored_epoch=one.restored_epoch, is_fresh=one.path == "fresh")
-        for one in generations
-    ]

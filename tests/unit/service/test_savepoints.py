@@ -250,6 +250,19 @@ def test_a_shell_asks_the_running_flow(tmp_path: Path) -> None:
     assert list(flow.layout.requests.iterdir()) == []
 
 
+def test_the_commands_know_nothing_of_what_was_given_up(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=9) as flow:
+        for _ in range(3):
+            flow.emit(1)
+            flow.checkpoint()
+    SparklessFlow(tmp_path, restore_to=1, retain_checkpoints=9).stop()
+    where = ["--flow", "counting", "--storage", str(tmp_path / "storage")]
+    taken = CliRunner().invoke(app, ["savepoint", "create", "now", "--json", *where])
+    assert '"epoch":1' in taken.output.replace(" ", ""), taken.output
+    planned = CliRunner().invoke(app, ["restore", "--at", "2999-01-01T00:00:00", "--dry-run", *where])
+    assert "back to epoch 1" in planned.output, planned.output
+
+
 def test_the_commands(tmp_path: Path) -> None:
     with running(tmp_path) as flow:
         flow.emit(3)

@@ -606,30 +606,46 @@ class Recovery:
         return chain
 
     def _usable(self, manifests: list[Manifest]) -> Iterator[tuple[str, list[Manifest]]]:
-        """(tier, an epoch and those before it), the best first: what this host has, then what the remote tier has."""
-        for index in range(len(manifests), 0, -1):
-            if manifests[index - 1].epoch not in self._only_records:
-                yield "local", manifests[:index]
+        """(tier, an epoch and those before it), the newest first, and each from this host before the remote tier."""
+        here = {one.epoch: manifests[: index + 1] for index, one in enumerate(manifests)}
+        for epoch in self._only_records:
+            here.pop(epoch, None)
+        newest = max(here, default=NO_EPOCH)
+        if here:
+            yield "local", here[newest]
+        # Only now: whoever can go on with what is here waits for nobody.
+        there, known = self._in_remote_tier()
+        for manifest in reversed(known or manifests):
+            if manifest.epoch in here and manifest.epoch != newest:
+                yield "local", here[manifest.epoch]
+            chain = self._to_publish(manifest, known) if manifest.epoch in there else None
+            if chain is not None and self._is_fetched(manifest):
+                yield "remote", chain
+
+    def _in_remote_tier(self) -> tuple[set[Epoch], list[Manifest]]:
+        """The epochs there, and all that are known when their records are here."""
         if self._remote is None:
-            return
+            return set(), []
         try:
-            self._remote.fetch_records()
+            there = set(self._remote.fetch_records())
         except StoreError as error:
             self._problem(f"the remote tier cannot be asked: {error}")
-            return
+            return set(), []
         self._generations = self._snapshots.generations()
-        fetched = self._live_manifests(self._generations[-1] if self._generations else None)
-        for manifest in reversed(fetched):
-            try:
-                size = self._remote.fetch_content(manifest)
-            except (CutlineError, OSError) as error:
-                self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
-                continue
-            crashpoint("remote-fetched")
-            log.warning("checkpoint_fetched", flow=self._graph.flow, epoch=manifest.epoch, bytes=size)
-            chain = self._to_publish(manifest, fetched)
-            if chain is not None:
-                yield "remote", chain
+        self._unreadable.clear()  # what was damaged here has been replaced
+        return there, self._live_manifests(self._generations[-1] if self._generations else None)
+
+    def _is_fetched(self, manifest: Manifest) -> bool:
+        if self._remote is None:
+            return False
+        try:
+            size = self._remote.fetch_content(manifest)
+        except (CutlineError, OSError) as error:
+            self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
+            return False
+        crashpoint("remote-fetched")
+        log.warning("checkpoint_fetched", flow=self._graph.flow, epoch=manifest.epoch, bytes=size)
+        return True
 
     def _enter(
         self,

@@ -499,3 +499,23 @@ def test_a_name_that_begins_like_a_generation_harms_no_rows_in_flight(tmp_path: 
         before = {info.path for info in replica_of(flow, tmp_path)._store.walk("channels")}
         flow.run._replicator.collect()  # type: ignore[union-attr]
         assert {info.path for info in replica_of(flow, tmp_path)._store.walk("channels")} == before
+
+
+def test_the_newest_checkpoint_of_either_tier_comes_before_an_older_one(tmp_path: Path) -> None:
+    """Whose sink must not go back needs no backup of its disk: the bucket has what the disk has lost."""
+    settings = {**remote(tmp_path), "on_rollback": "fail", "retain_checkpoints": 5}
+    with running(tmp_path, **settings) as flow:
+        for _ in range(3):
+            flow.emit(1)
+            copied(flow, flow.checkpoint())
+        record = flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(3)), TOTALS)
+        older = flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(2)), TOTALS)
+        only = {file.sha256 for file in record.files()} - {file.sha256 for file in older.files()}
+    for digest in only:
+        flow.layout.blob(digest).write_bytes(b"rotten")
+    shutil.rmtree(flow.layout.spark_dirs)
+    with running(tmp_path, **settings) as flow:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 3)
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())

@@ -464,7 +464,7 @@ def test_what_was_sent_for_a_checkpoint_that_was_given_up_and_collected_is_sent_
 
 def test_collecting_while_a_flow_checkpoints_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cutline.service.replication._COLLECT_SECONDS", 0.0)
-    flow = BusyFlow(tmp_path, **settings(tmp_path, checkpoint_interval="10ms", retain_checkpoints=2))
+    flow = BusyFlow(tmp_path, **settings(tmp_path, checkpoint_interval="60ms", retain_checkpoints=2))
     answers: list[Any] = []
     is_over = threading.Event()
 

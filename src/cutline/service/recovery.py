@@ -9,14 +9,23 @@ from __future__ import annotations
 import base64
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from cutline import durable
 from cutline.channels.entries import data_dir
 from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
-from cutline.errors import CutlineError, FencedError, FlowDefinitionError, RecoveryError, StoreError
+from cutline.errors import (
+    CutlineError,
+    FencedError,
+    FlowDefinitionError,
+    MissingObject,
+    RecoveryError,
+    StoreError,
+)
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
@@ -46,6 +55,11 @@ from cutline.service.restoring import Restorer, generation_record
 log = get_logger(__name__)
 
 _WHOLE_HISTORY = 1_000_000
+#: A remote tier that does not answer is asked again for so long when the flow cannot come back without it.
+REMOTE_PATIENCE_SECONDS = 60.0
+_REMOTE_PAUSE_SECONDS = 1.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +136,10 @@ class Recovery:
         self.check_definition()
         # The fence first: from here on no earlier process begins an epoch. What is pending next, and the manifests
         # last: one that an earlier process still stores is then either found, or its epoch is known to be pending.
+        if self._remote is not None and not self._snapshots.generations():
+            # A host that knows nothing of the flow can do nothing without it, and a bucket may be away for a moment.
+            with contextlib.suppress(StoreError):
+                self._patiently(self._remote.newest_generation)
         generation = self._claimed_generation()
         self._fetch_records_if_lost()
         self._generations = self._snapshots.generations()
@@ -157,6 +175,18 @@ class Recovery:
                 known.append(self._remote.newest_generation())
         return Generation(max(known, default=0))
 
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Again and again for a while: what is asked of the remote tier here may be asked as often as one likes."""
+        deadline = time.monotonic() + REMOTE_PATIENCE_SECONDS
+        while True:
+            try:
+                return ask()
+            except StoreError as error:
+                if time.monotonic() > deadline or isinstance(error, MissingObject):
+                    raise
+                log.warning("waiting_for_remote_tier", flow=self._graph.flow, reason=str(error))
+                time.sleep(_REMOTE_PAUSE_SECONDS)
+
     def _claimed_generation(self) -> Generation:
         """A number of its own, here and in the remote tier.
 
@@ -174,7 +204,7 @@ class Recovery:
             return
         is_known_here = bool(self._snapshots.generations())
         try:
-            epochs = self._remote.fetch_records()
+            epochs = self._patiently(self._remote.fetch_records) if not is_known_here else self._remote.fetch_records()
         except StoreError as error:
             if is_known_here:
                 self._problem(f"there is no checkpoint here, and the remote tier cannot be asked: {error}")
@@ -627,7 +657,7 @@ class Recovery:
         if self._remote is None:
             return set(), []
         try:
-            there = set(self._remote.fetch_records())
+            there = set(self._patiently(self._remote.fetch_records))
         except StoreError as error:
             self._problem(f"the remote tier cannot be asked: {error}")
             return set(), []
@@ -636,10 +666,11 @@ class Recovery:
         return there, self._live_manifests(self._generations[-1] if self._generations else None)
 
     def _is_fetched(self, manifest: Manifest) -> bool:
-        if self._remote is None:
+        remote = self._remote
+        if remote is None:
             return False
         try:
-            size = self._remote.fetch_content(manifest)
+            size = self._patiently(lambda: remote.fetch_content(manifest))
         except (CutlineError, OSError) as error:
             self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
             return False

@@ -209,11 +209,26 @@ def test_a_host_that_was_thought_dead_stops_when_another_has_taken_over(tmp_path
         old.stop()
 
 
-def test_a_first_start_without_the_remote_tier_is_refused_rather_than_begun_anew(tmp_path: Path) -> None:
+def test_a_first_start_without_the_remote_tier_is_refused_rather_than_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutline.service.recovery.REMOTE_PATIENCE_SECONDS", 0.0)
     faults = Faults()
     faults.failing = lambda *_: NotDone("the bucket is away")
     with faults.injected(), pytest.raises(RecoveryError, match="does not say whether it has"):
         SparklessFlow(tmp_path, **remote(tmp_path))
+
+
+def test_a_bucket_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutline.service.recovery._REMOTE_PAUSE_SECONDS", 0.01)
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        flow.emit(2)
+        copied(flow, flow.checkpoint())
+    lose_host(tmp_path)
+    faults, times = Faults(), iter(range(40))
+    faults.failing = lambda *_: NotDone("away") if next(times, None) is not None else None
+    with faults.injected(), running(tmp_path, **remote(tmp_path)) as flow:
+        assert flow.recovered.path == "remote"
 
 
 def test_old_checkpoints_and_what_only_they_need_leave_the_remote_tier(tmp_path: Path) -> None:

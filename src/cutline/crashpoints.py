@@ -53,6 +53,7 @@ REMOTE_POINTS: tuple[str, ...] = (
     "remote-sent",  # all that a checkpoint needs is in the remote tier, but not its manifest
     "remote-sealed",  # the checkpoint is in the remote tier; nobody here knows
     "remote-fetched-records",  # manifests and records are back; no content is
+    "remote-told",  # the remote tier knows that the flow goes back; it has not done so
     "remote-fetched",  # everything is back; nothing is decided
     "savepoint-sent",  # all that a savepoint holds is in its folder; nothing says that it is one
 )

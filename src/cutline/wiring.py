@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutline import durable, records
 from cutline.config import Options, build_options, environment_layer, file_layer
-from cutline.errors import ConfigError, FlowFailedError, RecoveryError, StoreError
+from cutline.errors import ConfigError, FlowFailedError
 from cutline.flow import Flow
 from cutline.graph import FlowGraph
 from cutline.ids import Epoch, FlowName, Generation, OperatorId
@@ -32,6 +32,7 @@ from cutline.service.operator import OperatorService
 from cutline.service.post import Letter, Wire
 from cutline.service.recovery import Recovered, Recovery, sweep_spark_dirs
 from cutline.service.region import OperatorStart, Parts, RegionRecovery
+from cutline.service.remote_tier import RemoteTier
 from cutline.service.replica import Replica
 from cutline.service.replication import Replicator
 from cutline.service.running import RunningFlow
@@ -102,6 +103,7 @@ def run_on(
     metadata = SqliteMetadata(layout.metadata)
     snapshots = LocalSnapshotStore(layout)
     replica = _open_replica(graph, options, layout)
+    remote = RemoteTier(replica, graph.flow) if replica is not None else None
     recovery = Recovery(
         graph=graph,
         plans=plans,
@@ -110,7 +112,7 @@ def run_on(
         metadata=metadata,
         sinks=flow.sinks,
         is_per_operator=options.is_per_operator,
-        remote=replica,
+        remote=remote,
     )
     recovery.check_definition()
     open_sinks(graph, flow.sinks, plans)
@@ -121,7 +123,7 @@ def run_on(
     seen = [
         *snapshots.epochs(),
         *(flow.sinks[node.sink].highest() for node in graph.sinks),
-        *_known_remotely(replica, recovered),
+        *(remote.epochs() if remote is not None else ()),
     ]
     last_epoch = highest_epoch(metadata, recovered, seen)
     pending = settle_pending(recovered, metadata, snapshots)
@@ -332,7 +334,7 @@ def _begin(
         janitor.start(abandoned)
         if recovered.path == "remote":
             # Of these only the records were fetched. Whoever looks at the local tier now would take that for damage.
-            retained = tuple(manifest.epoch for manifest in recovered.manifests)
+            retained = tuple(epoch for epoch in snapshots.epochs() if epoch in kept)
             janitor.release(ReleaseEpochs(drop=abandoned, retained=retained, open_from=retained[-1]))
         run.begin(pending)
     except BaseException:
@@ -345,26 +347,6 @@ def _follow_messages(metrics: Metrics, coordinator: CoordinatorService) -> None:
     metrics.follow(
         "acknowledgements", "By what became of them", "outcome", lambda: coordinator.messages()["acknowledgements"]
     )
-
-
-def _known_remotely(replica: Replica | None, recovered: Recovered) -> list[Epoch]:
-    """The epochs in the remote tier, after what is begun from is known there.
-
-    A flow that goes back must say so before anything else: a lost host would otherwise come back to what was given up.
-    """
-    if replica is None:
-        return []
-    try:
-        if recovered.restored_epoch is not None:
-            replica.enter(recovered.record)
-        return replica.epochs()
-    except StoreError as error:
-        if recovered.restored_epoch is not None:
-            raise RecoveryError(
-                f"the flow goes back to epoch {recovered.restored_epoch}, and the remote tier cannot be told: {error}",
-                next_step="see to it that it can be reached, and start again",
-            ) from error
-        return []
 
 
 def _build_replicator(

@@ -264,11 +264,9 @@ def _kept(store: LocalSnapshotStore) -> list[Manifest]:
 
 
 def _target(store: LocalSnapshotStore, savepoints: Savepoints, to: str | None, at: str | None) -> tuple[str, int]:
-    if (to is None) == (at is None):
-        raise ConfigError("say where to: --to EPOCH, --to SAVEPOINT or --at TIME", next_step="give exactly one of them")
     kept = _kept(store)
     epochs = [manifest.epoch for manifest in kept]
-    if at is not None:
+    if at is not None and to is None:
         try:
             moment = datetime.datetime.fromisoformat(at)
         except ValueError as error:
@@ -278,7 +276,8 @@ def _target(store: LocalSnapshotStore, savepoints: Savepoints, to: str | None, a
         if not past:
             raise RecoveryError(f"no checkpoint that is kept is as old as {at}", next_step="see cutline verify --all")
         return str(past[-1]), past[-1]
-    assert to is not None  # noqa: S101 (one of the two is there)
+    if to is None or at is not None:
+        raise ConfigError("say where to: --to EPOCH, --to SAVEPOINT or --at TIME", next_step="give exactly one of them")
     if not to.isdigit():
         return to, savepoints.load(to).epoch
     if int(to) not in epochs:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cutline.cli.options import FlowName, Json, Storage
 from cutline.config import Options
 from cutline.errors import ConfigError, CutlineError
 from cutline.ids import Epoch
@@ -33,17 +34,17 @@ _LEFT = "left: of a history that the flow went back behind; nothing is restored 
 
 
 def verify(
+    flow: FlowName,
     which: Annotated[
         str | None,
         typer.Argument(metavar="[EPOCH|NAME]", help="Which checkpoint or savepoint; default: the newest checkpoint."),
     ] = None,
-    flow: Annotated[str, typer.Option(help="Name of the flow.")] = ...,  # type: ignore[assignment]
-    storage: Annotated[str | None, typer.Option(help="Folder for everything Cutline stores.")] = None,
+    storage: Storage = None,
     config: Annotated[Path | None, typer.Option(help="Configuration file; default: cutline.toml, if there.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every complete checkpoint.")] = False,
     remote: Annotated[bool, typer.Option("--remote", help="Those in the remote tier; every byte is fetched.")] = False,
     deep: Annotated[bool, typer.Option(help="Read every byte, not only sizes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check that checkpoints are whole. Reads only, also while the flow runs. Exit code 1: damage, 2: cannot look."""
     try:

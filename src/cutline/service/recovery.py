@@ -9,20 +9,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from cutline import durable
-from cutline.channels.entries import data_dir
 from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
 from cutline.errors import (
     CutlineError,
     FencedError,
     FlowDefinitionError,
-    MissingObject,
     RecoveryError,
     StoreError,
 )
@@ -41,6 +37,7 @@ from cutline.ports import (
 )
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import Incarnation, lost_behind, region_of
+from cutline.service.log_check import missing_ends, missing_input
 from cutline.service.manifests import (
     batch_in,
     epoch_in,
@@ -49,17 +46,12 @@ from cutline.service.manifests import (
     newest_of,
     of_present_history,
 )
-from cutline.service.replica import Replica
+from cutline.service.remote_tier import RemoteTier, to_publish
 from cutline.service.restoring import Restorer, generation_record
 
 log = get_logger(__name__)
 
 _WHOLE_HISTORY = 1_000_000
-#: A remote tier that does not answer is asked again for so long when the flow cannot come back without it.
-REMOTE_PATIENCE_SECONDS = 60.0
-_REMOTE_PAUSE_SECONDS = 1.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +90,7 @@ class Recovery:
         metadata: MetadataStore,
         sinks: Mapping[SinkId, Sink] | None = None,
         is_per_operator: bool = False,
-        remote: Replica | None = None,
+        remote: RemoteTier | None = None,
     ) -> None:
         """``sinks`` are open: how far they have published decides which ways back there are.
 
@@ -136,11 +128,7 @@ class Recovery:
         self.check_definition()
         # The fence first: from here on no earlier process begins an epoch. What is pending next, and the manifests
         # last: one that an earlier process still stores is then either found, or its epoch is known to be pending.
-        if self._remote is not None and not self._snapshots.generations():
-            # A host that knows nothing of the flow can do nothing without it, and a bucket may be away for a moment.
-            with contextlib.suppress(StoreError):
-                self._patiently(self._remote.newest_generation)
-        generation = self._claimed_generation()
+        generation = self._new_generation()
         self._fetch_records_if_lost()
         self._generations = self._snapshots.generations()
         self._pending = self._metadata.pending()
@@ -170,33 +158,15 @@ class Recovery:
         for epoch in self._snapshots.epochs():
             with contextlib.suppress(CutlineError, OSError):
                 known.append(self._snapshots.load_manifest(epoch).generation)
-        if self._remote is not None:
-            with contextlib.suppress(StoreError):  # whoever is there does not see us either, until it comes back
-                known.append(self._remote.newest_generation())
         return Generation(max(known, default=0))
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        """Again and again for a while: what is asked of the remote tier here may be asked as often as one likes."""
-        deadline = time.monotonic() + REMOTE_PATIENCE_SECONDS
-        while True:
-            try:
-                return ask()
-            except StoreError as error:
-                if time.monotonic() > deadline or isinstance(error, MissingObject):
-                    raise
-                log.warning("waiting_for_remote_tier", flow=self._graph.flow, reason=str(error))
-                time.sleep(_REMOTE_PAUSE_SECONDS)
-
-    def _claimed_generation(self) -> Generation:
-        """A number of its own, here and in the remote tier.
-
-        If that does not answer, it is claimed there before anything is copied; who needs it to come back fails later.
-        """
-        generation = self._metadata.next_generation(Generation(self._newest_generation() + 1))
-        with contextlib.suppress(StoreError):
-            while self._remote is not None and not self._remote.claim(generation):
-                generation = self._metadata.next_generation(Generation(self._remote.newest_generation() + 1))
-        return generation
+    def _new_generation(self) -> Generation:
+        newest = self._newest_generation()
+        if self._remote is None:
+            return self._metadata.next_generation(Generation(newest + 1))
+        # A host that knows nothing of the flow can do nothing without the remote tier.
+        is_needed = not self._snapshots.generations()
+        return self._remote.claim(self._metadata.next_generation, newest, is_needed=is_needed)
 
     def _fetch_records_if_lost(self) -> None:
         """A host that knows nothing of the flow asks the remote tier: a checkpoint there must not be started over."""
@@ -204,7 +174,7 @@ class Recovery:
             return
         is_known_here = bool(self._snapshots.generations())
         try:
-            epochs = self._patiently(self._remote.fetch_records) if not is_known_here else self._remote.fetch_records()
+            epochs = self._remote.fetch_records(is_needed=not is_known_here)
         except StoreError as error:
             if is_known_here:
                 self._problem(f"there is no checkpoint here, and the remote tier cannot be asked: {error}")
@@ -371,7 +341,7 @@ class Recovery:
         if self._is_per_operator and healthy:
             self._note_who_cannot_catch_up(channels, current)
         unread = {name: self._unread_from(name, channels, current) for name in channels}
-        for problem in [*_missing_ends(channels, manifests), *_missing_input(channels, unread)]:
+        for problem in [*missing_ends(channels, manifests), *missing_input(channels, unread)]:
             self._problem(problem)
             healthy = False
         return channels if healthy else None
@@ -620,21 +590,6 @@ class Recovery:
         log.warning("starting_fresh", flow=self._graph.flow, reason=reason, note="no checkpoint had ever completed")
         return self._fresh(generation, f"no checkpoint had ever completed, and {reason}")
 
-    def _to_publish(self, manifest: Manifest, fetched: list[Manifest]) -> list[Manifest] | None:
-        """The epoch, and before it those that some sink has yet to publish; None if one of these is missing.
-
-        Of the latter this host has the records only: they say what is to be published; nothing is restored from them.
-        """
-        published = min((self._published_by(node.sink) for node in self._graph.sinks), default=manifest.epoch)
-        chain = [one for one in fetched if published < one.epoch < manifest.epoch] + [manifest]
-        before = published
-        for one in chain:
-            if one.epoch > published and one.previous_epoch > before:
-                self._problem(f"epoch {one.epoch}: not published, and epoch {one.previous_epoch} before it is missing")
-                return None
-            before = one.epoch
-        return chain
-
     def _usable(self, manifests: list[Manifest]) -> Iterator[tuple[str, list[Manifest]]]:
         """(tier, an epoch and those before it), the newest first, and each from this host before the remote tier."""
         here = {one.epoch: manifests[: index + 1] for index, one in enumerate(manifests)}
@@ -648,16 +603,20 @@ class Recovery:
         for manifest in reversed(known or manifests):
             if manifest.epoch in here and manifest.epoch != newest:
                 yield "local", here[manifest.epoch]
-            chain = self._to_publish(manifest, known) if manifest.epoch in there else None
-            if chain is not None and self._is_fetched(manifest):
-                yield "remote", chain
+            if manifest.epoch in there:
+                chain = to_publish(manifest, known, published=self._slowest_sink(manifest), problem=self._problem)
+                if chain is not None and self._is_fetched(manifest):
+                    yield "remote", chain
+
+    def _slowest_sink(self, manifest: Manifest) -> Epoch:
+        return min((self._published_by(node.sink) for node in self._graph.sinks), default=manifest.epoch)
 
     def _in_remote_tier(self) -> tuple[set[Epoch], list[Manifest]]:
         """The epochs there, and all that are known when their records are here."""
         if self._remote is None:
             return set(), []
         try:
-            there = set(self._patiently(self._remote.fetch_records))
+            there = set(self._remote.fetch_records())
         except StoreError as error:
             self._problem(f"the remote tier cannot be asked: {error}")
             return set(), []
@@ -666,11 +625,10 @@ class Recovery:
         return there, self._live_manifests(self._generations[-1] if self._generations else None)
 
     def _is_fetched(self, manifest: Manifest) -> bool:
-        remote = self._remote
-        if remote is None:
+        if self._remote is None:
             return False
         try:
-            size = self._patiently(lambda: remote.fetch_content(manifest))
+            size = self._remote.fetch_content(manifest)
         except (CutlineError, OSError) as error:
             self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
             return False
@@ -700,6 +658,9 @@ class Recovery:
             spark_dirs=spark_dirs,
             is_per_operator=self._is_per_operator,
         )
+        if self._remote is not None and epoch is not None:
+            self._remote.tell(record)
+            crashpoint("remote-told")
         if not self._snapshots.create_generation(record):
             raise FencedError("this generation was taken by another process", generation=generation)
         crashpoint("restore-generation")
@@ -739,37 +700,3 @@ def sweep_spark_dirs(layout: Layout, spark_dirs: Mapping[OperatorId, Generation]
             for folder in live.parent.iterdir():
                 if folder != live:
                     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _missing_ends(channels: Mapping[OperatorId, ChannelLog], manifests: list[Manifest]) -> list[str]:
-    """Logs that others have seen more of: a log lost as a whole looks like one that was never written."""
-    problems = []
-    for name, channel in channels.items():
-        newest = newest_of(manifests, name)
-        if newest is not None and channel.end <= newest.channels[name].barrier:
-            barrier = newest.channels[name].barrier
-            problems.append(f"{name}: log ends at {channel.end}, but its barrier was at {barrier}")
-    for consumer, channel in channels.items():
-        for name, position in channel.last_positions.items():
-            if name in channels and position > channels[name].end:
-                problems.append(f"{name}: log ends at {channels[name].end}, but {consumer} has read up to {position}")
-    return problems
-
-
-def _missing_input(
-    channels: Mapping[OperatorId, ChannelLog], unread: Mapping[OperatorId, Position | None]
-) -> list[str]:
-    """What consumers have yet to read and is gone or cut short: the beginning of a log, or a segment."""
-    problems = []
-    for name, first in unread.items():
-        channel = channels[name]
-        if first is None:
-            continue
-        if channel.start > first:
-            problems.append(f"{name}: log begins at {channel.start}, but is read from {first} on")
-        for entry in channel.data_entries(first):
-            for segment in entry.segments:
-                path = data_dir(channel.folder) / segment.name
-                if not path.is_file() or path.stat().st_size != segment.size_bytes:
-                    problems.append(f"{name}: segment {segment.name} of batch {entry.batch} is gone or cut short")
-    return problems

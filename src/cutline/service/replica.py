@@ -20,7 +20,7 @@ import pyarrow as pa
 from cutline import durable, records
 from cutline.channels import entries as codec
 from cutline.channels.entries import DataEntry
-from cutline.errors import DamagedRecordError, FencedError, MissingObject
+from cutline.errors import DamagedRecordError, FencedError, MissingObject, OutcomeUnknown, StoreError
 from cutline.ids import Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
 from cutline.ports import GenerationRecord, Manifest, ObjectStore, OperatorRecord
@@ -173,7 +173,10 @@ class Replica:
         path = self._name(self._layout.manifest(manifest.epoch))
         is_created = self._store.create(path, records.encode(_MANIFEST, manifest))
         # Once more: a host that claimed in between may have listed what was there before this one was.
-        self.check_fence(generation)
+        try:
+            self.check_fence(generation)
+        except StoreError as error:
+            raise OutcomeUnknown(f"it is sealed, but who else is there is not known: {error}") from error
         if is_created:
             self._trusted = frozenset(self._name(one) for one in self._content_of(manifest))
             self._sent.clear()

@@ -212,7 +212,7 @@ def test_a_host_that_was_thought_dead_stops_when_another_has_taken_over(tmp_path
 def test_a_first_start_without_the_remote_tier_is_refused_rather_than_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.service.recovery.REMOTE_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.service.remote_tier.PATIENCE_SECONDS", 0.0)
     faults = Faults()
     faults.failing = lambda *_: NotDone("the bucket is away")
     with faults.injected(), pytest.raises(RecoveryError, match="does not say whether it has"):
@@ -220,7 +220,7 @@ def test_a_first_start_without_the_remote_tier_is_refused_rather_than_begun_anew
 
 
 def test_a_bucket_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutline.service.recovery._REMOTE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("cutline.service.remote_tier._PAUSE_SECONDS", 0.01)
     with running(tmp_path, **remote(tmp_path)) as flow:
         flow.emit(2)
         copied(flow, flow.checkpoint())
@@ -534,3 +534,81 @@ def test_the_newest_checkpoint_of_either_tier_comes_before_an_older_one(tmp_path
         flow.emit(1)
         flow.drain()
         assert_each_once(flow.sink.rows())
+
+
+@pytest.mark.parametrize("point", ["remote-told", "restore-generation", "sink-rewind-half"])
+def test_killed_while_it_goes_back_and_then_the_host_is_lost(tmp_path: Path, point: str) -> None:
+    settings = {**remote(tmp_path), "retain_checkpoints": 5}
+    with running(tmp_path, **settings) as flow:
+        for _ in range(3):
+            flow.emit(2)
+            copied(flow, flow.checkpoint())
+    assert is_killed_at(point, lambda: SparklessFlow(tmp_path, **settings, restore_to=1).stop())
+    lose_host(tmp_path)
+    with running(tmp_path, **settings) as flow:
+        assert flow.recovered.restored_epoch == 1
+        flow.emit(3)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 5
+
+
+def test_killed_between_telling_and_going_back_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    settings = {**remote(tmp_path), "retain_checkpoints": 5}
+    with running(tmp_path, **settings) as flow:
+        for _ in range(3):
+            flow.emit(2)
+            copied(flow, flow.checkpoint())
+    assert is_killed_at("remote-told", lambda: SparklessFlow(tmp_path, **settings, restore_to=1).stop())
+    with running(tmp_path, **settings) as flow:
+        assert flow.recovered.path == "resume"
+        flow.emit(1)
+        copied(flow, flow.checkpoint())
+    lose_host(tmp_path)
+    with running(tmp_path, **settings) as flow:
+        assert flow.recovered.restored_epoch == 4
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 8
+
+
+def test_a_rollback_that_the_remote_tier_cannot_be_told_of_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutline.service.remote_tier.PATIENCE_SECONDS", 0.0)
+    settings = {**remote(tmp_path), "retain_checkpoints": 5}
+    with running(tmp_path, **settings) as flow:
+        for _ in range(2):
+            flow.emit(2)
+            copied(flow, flow.checkpoint())
+    faults = Faults()
+    faults.failing = lambda *_: NotDone("the bucket is away")
+    with faults.injected(), pytest.raises(RecoveryError, match="cannot be told"):
+        SparklessFlow(tmp_path, **settings, restore_to=1)
+    with running(tmp_path, **settings) as flow:
+        assert flow.recovered.path == "resume"
+        assert len(flow.sink.rows()) == 4
+
+
+def test_a_seal_that_is_followed_by_silence_may_have_happened(tmp_path: Path) -> None:
+    """Sealed, and then nobody can say whether another host is there: the epoch must not be given up."""
+    faults = Faults()
+    with faults.injected(), running(tmp_path, **remote(tmp_path), durable="remote") as flow:
+        flow.emit(2)
+        silences: list[str] = []
+
+        def silence(operation: str, path: str) -> Exception | None:
+            if operation != "walk" or path != "generations" or len(silences) == 1:
+                return None
+            silences.append(path)
+            return NotDone("away")
+
+        def after_the_seal(operation: str, path: str) -> None:
+            if operation == "create" and path.endswith("manifest.json"):
+                faults.failing = silence
+
+        faults.failing_after = after_the_seal
+        flow.checkpoint()
+        assert len(silences) == 1
+        assert replica_of(flow, tmp_path).epochs() == flow.snapshots.epochs() == [1]

@@ -84,6 +84,9 @@ class RemoteTier:
     def fetch_content(self, manifest: Manifest) -> int:
         return self._patiently(lambda: self._replica.fetch_content(manifest))
 
+    def published_before(self, epoch: Epoch) -> Epoch:
+        return self._patiently(lambda: self._replica.published_before(epoch))
+
     def _patiently(self, ask: Callable[[], T]) -> T:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:

@@ -21,7 +21,7 @@ from cutline import durable, records
 from cutline.channels import entries as codec
 from cutline.channels.entries import DataEntry
 from cutline.errors import DamagedRecordError, FencedError, MissingObject, OutcomeUnknown, StoreError
-from cutline.ids import Epoch, Generation, OperatorId, Position
+from cutline.ids import NO_EPOCH, Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
 from cutline.ports import GenerationRecord, Manifest, ObjectStore, OperatorRecord
 from cutline.ports.objects import ObjectInfo
@@ -37,7 +37,7 @@ _PACKED_SUFFIX = ".zst"
 _PAYS = 0.8
 #: What was sent so long ago is sent again: a collector with a short grace period may have taken it.
 _YOUNG_SECONDS = 60.0
-_MANIFEST, _RECORD, _GENERATION = "manifest", "operator", "generation"
+_MANIFEST, _RECORD, _GENERATION, _PUBLISHED = "manifest", "operator", "generation", "published"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +92,14 @@ class Replica:
         infos = [*self._store.walk("generations"), *self._store.walk("claims")]
         numbers = (int(info.path.rpartition("/")[2].removesuffix(".json")) for info in infos)
         return Generation(max(numbers, default=0))
+
+    def published_before(self, epoch: Epoch) -> Epoch:
+        """Up to where every sink had published when this checkpoint was sealed; NO_EPOCH if nobody has said."""
+        path = _published_name(epoch)
+        try:
+            return records.decode(_PUBLISHED, self._store.read(path), Epoch, path=path)
+        except MissingObject:
+            return NO_EPOCH
 
     # ------------------------------------------------------------------ copying
 
@@ -163,13 +171,18 @@ class Replica:
             sent_bytes=sum(travelled for _, travelled in sent),
         )
 
-    def seal(self, manifest: Manifest, generation: Generation) -> Manifest:
+    def seal(self, manifest: Manifest, generation: Generation, *, published: Epoch = NO_EPOCH) -> Manifest:
         """Create the manifest, when all it needs was sent: now the checkpoint is there. ``generation``: in whose name.
+
+        ``published``: up to where every sink has. Sinks do not say it of epochs that had nothing for them, and whoever
+        comes back on another host must know that none of these is missing.
 
         Returns the one that is there: an earlier life of the flow may have sealed it and not have lived to know.
         Raises StoreError; with OutcomeUnknown it may be there, and must be sealed again until that is known.
         """
         self.check_claim(generation)
+        if published != NO_EPOCH:
+            self._store.replace(_published_name(manifest.epoch), records.encode(_PUBLISHED, published))
         path = self._name(self._layout.manifest(manifest.epoch))
         is_created = self._store.create(path, records.encode(_MANIFEST, manifest))
         # Once more: a host that claimed in between may have listed what was there before this one was.
@@ -377,6 +390,7 @@ class Replica:
         """All that these checkpoints need; those that another collector lets go of meanwhile are left out."""
         reached: set[str] = set()
         for epoch in epochs:
+            reached.add(_published_name(epoch))
             try:
                 reached.update(self._names_of(self.load_manifest(epoch)))
             except MissingObject:
@@ -411,7 +425,11 @@ class Replica:
         kind, name = path.partition("/")[0], path.removesuffix(_PACKED_SUFFIX)
         if kind == "checkpoints":
             return not path.endswith("/manifest.json") and name not in reached
-        return kind in ("blobs", "channels") and name not in reached
+        return kind in ("blobs", "channels", "published") and name not in reached
+
+
+def _published_name(epoch: Epoch) -> str:
+    return f"published/{epoch:012d}.json"
 
 
 def _epoch_of(path: str) -> Epoch | None:

@@ -612,3 +612,33 @@ def test_a_seal_that_is_followed_by_silence_may_have_happened(tmp_path: Path) ->
         flow.checkpoint()
         assert len(silences) == 1
         assert replica_of(flow, tmp_path).epochs() == flow.snapshots.epochs() == [1]
+
+
+def test_epochs_without_output_are_not_missed_on_another_host(tmp_path: Path) -> None:
+    """A sink says nothing of an epoch that had nothing for it, and such an epoch need not be in the remote tier."""
+    faults = Faults()
+    with faults.injected(), running(tmp_path, **remote(tmp_path)) as flow:
+        faults.failing = lambda *_: NotDone("away")
+        for _ in range(3):
+            flow.checkpoint()
+        faults.failing = lambda *_: None
+        copied(flow, flow.checkpoint())
+        assert replica_of(flow, tmp_path).epochs() == [4]
+    lose_host(tmp_path)
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 4)
+        flow.emit(2)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_what_was_noted_of_a_checkpoint_goes_with_it(tmp_path: Path) -> None:
+    with running(tmp_path, **{**remote(tmp_path), "remote_grace": 0, "retain_checkpoints": 1}) as flow:
+        for _ in range(3):
+            flow.emit(1)
+            copied(flow, flow.checkpoint())
+        flow.run._replicator.collect()  # type: ignore[union-attr]
+        there = replica_of(flow, tmp_path)
+        noted = {info.path for info in there._store.walk("published")}
+        assert noted <= {f"published/{epoch:012d}.json" for epoch in there.epochs()}
+        assert noted

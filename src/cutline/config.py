@@ -121,6 +121,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     remote: str = ""
     #: What the object store's client needs beside the environment: endpoint, region … No secrets belong here.
     remote_options: dict[str, str] = {}
+    #: Where the rows between operators lie, for executors on several machines: "s3://bucket/prefix" … "": in storage.
+    channel_store: str = ""
     #: A checkpoint is complete when this tier has it.
     durable: Tier = "local"
     #: At least so long between two copies; 0: every checkpoint, or the newest one when they come faster.
@@ -179,7 +181,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 #: The names a user writes, in every place where options can be set.
 OPTION_NAMES: tuple[str, ...] = (
-    *("storage", "remote"),
+    *("storage", "remote", "channel_store"),
     *_DURATIONS,
     *_SIZES,
     *_COUNTS,
@@ -214,7 +216,7 @@ def _field(name: str, value: Any) -> tuple[str, Any]:
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
             raise ConfigError(f"{name}: {value!r} is not a folder")
         return name, os.fspath(value)
-    if name == "remote":
+    if name in ("remote", "channel_store"):
         if not isinstance(value, str | os.PathLike):
             raise ConfigError(f"{name}: {value!r} is not a place", next_step='write for example "s3://bucket/prefix"')
         return name, os.fspath(value)

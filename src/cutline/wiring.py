@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutline import durable, records
+from cutline.channels.segment_store import SegmentStore, choose_place, forget_former_places
 from cutline.config import Options, build_options, environment_layer, file_layer
 from cutline.errors import ConfigError, FlowFailedError
 from cutline.flow import Flow
@@ -26,9 +27,11 @@ from cutline.service.coordinator import CoordinatorService
 from cutline.service.cores import check_operator_options, coordinator_core, own_options, trigger_settings
 from cutline.service.janitor import Janitor, needs_behind_log
 from cutline.service.lock import FlowLock
+from cutline.service.log_check import gather_segments
 from cutline.service.manifests import batch_in
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
+from cutline.service.patience import patiently
 from cutline.service.post import Letter, Wire
 from cutline.service.recovery import Recovered, Recovery, sweep_spark_dirs
 from cutline.service.region import OperatorStart, Parts, RegionRecovery
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONFIG_FILE = "cutline.toml"
+BUCKET_SCHEMES = ("s3://", "gs://", "az://")
 
 
 def load_options(settings: Mapping[str, Any], *, config_file: Path | None = None) -> Options:
@@ -104,6 +108,7 @@ def run_on(
     snapshots = LocalSnapshotStore(layout)
     replica = _open_replica(graph, options, layout)
     remote = RemoteTier(replica, graph.flow) if replica is not None else None
+    _settle_segments(options, layout, graph.flow)
     recovery = Recovery(
         graph=graph,
         plans=plans,
@@ -118,6 +123,8 @@ def run_on(
     open_sinks(graph, flow.sinks, plans)
     savepoints = Savepoints(layout, partial(store_at, remote_options=options.remote_options))
     recovered = recovery.recover(restore_target(layout, savepoints, restore_to))
+    gather_segments(recovered.channels.values())
+    forget_former_places(layout.channels)
     published = settle_sinks(graph, flow.sinks, recovered, metadata)
 
     seen = [
@@ -386,8 +393,7 @@ def store_at(place: str, remote_options: Mapping[str, str] | None = None) -> Obj
     """A folder, or the address of a bucket, as an object store."""
     from cutline.objects import open_store
 
-    is_bucket = "://" in place and not place.startswith(("file:", "memory:"))
-    return open_store(place, (remote_options or {}) if is_bucket else {})
+    return open_store(place, (remote_options or {}) if place.startswith(BUCKET_SCHEMES) else {})
 
 
 def restore_target(layout: Layout, savepoints: Savepoints, restore_to: int | str | None) -> Epoch | None:
@@ -418,6 +424,20 @@ def _open_replica(graph: FlowGraph, options: Options, layout: Layout) -> Replica
             flow=graph.flow,
         )
     return Replica(store_at(f"{options.remote.rstrip('/')}/{graph.flow}", options.remote_options), layout)
+
+
+def _settle_segments(options: Options, layout: Layout, flow: FlowName) -> None:
+    base = options.channel_store.rstrip("/")
+    if base and not base.startswith((*BUCKET_SCHEMES, "file://")):
+        raise ConfigError(
+            f"channel_store: {base!r} is not the URL of an object store",
+            next_step='write for example "s3://bucket/prefix"; a folder that all machines share belongs into storage',
+            flow=flow,
+        )
+    is_bucket = base.startswith(BUCKET_SCHEMES)
+    choose_place(layout.channels, f"{base}/{flow}" if base else "", options.remote_options if is_bucket else {})
+    # An epoch must not be taken for damaged because a store is away for a moment.
+    patiently(SegmentStore.of(layout.channel(OperatorId("any"))).check_reachable, flow=flow)
 
 
 def _identify(layout: Layout, graph: FlowGraph) -> None:

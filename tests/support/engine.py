@@ -77,9 +77,9 @@ class HandMadeBatch:
     def stage(self, job: StageJob) -> list[StagedTask]:
         self.jobs.append(job)
         segment = None
-        if job.segments_dir is not None and self.rows:
+        if job.segments is not None and self.rows:
             name = f"g{job.generation}-b{job.batch}-{len(self.jobs)}.arrow"
-            (Path(job.segments_dir) / name).write_bytes(b"rows")
+            (Path(job.segments.url) / name).write_bytes(b"rows")
             segment = Segment(name=name, rows=self.rows, size_bytes=4, crc32=0)
         pieces = {sink: [{"path": f"b{job.batch}", "size_bytes": 10}] if self.rows else [] for sink in job.stagers}
         return [StagedTask(rows=self.rows, segment=segment, pieces=pieces)]

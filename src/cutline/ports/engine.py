@@ -23,6 +23,18 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     crc32: int
 
 
+class SegmentPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the segments of a channel are: a folder, or a place in an object store."""
+
+    url: str
+    #: What the object store's client needs beside the environment.
+    options: dict[str, str] = {}
+
+    @property
+    def is_folder(self) -> bool:
+        return "://" not in self.url
+
+
 class StageJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the executors do with the rows of a batch: write segments for consumers, stage output for sinks."""
 
@@ -33,7 +45,7 @@ class StageJob(msgspec.Struct, frozen=True, kw_only=True):
     #: Arrow schema in which the rows are stored; Spark may hand them over with other time zones.
     schema_ipc: bytes
     #: None: nobody reads this channel, only sinks want the rows.
-    segments_dir: str | None
+    segments: SegmentPlace | None
     stagers: dict[SinkId, Stager]
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from cutline import durable, records
 from cutline.channels import entries as codec
 from cutline.channels.entries import DataEntry
+from cutline.channels.segment_store import SegmentStore
 from cutline.errors import DamagedRecordError, FencedError, MissingObject, OutcomeUnknown, StoreError
 from cutline.ids import NO_EPOCH, Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
@@ -227,6 +228,7 @@ class Replica:
             ) from error
 
     def _send_file(self, path: Path) -> tuple[int, int]:
+        self._bring_near(path)
         name, size = self._name(path), path.stat().st_size
         sent = size
         is_blob = self._layout.blobs in path.parents
@@ -245,6 +247,11 @@ class Replica:
             self._store.upload(name, path)
         self._sent[name.removesuffix(_PACKED_SUFFIX)] = time.monotonic()
         return size, sent
+
+    def _bring_near(self, path: Path) -> None:
+        """A segment may lie in the object store of the channels; the copy here goes when its entry does."""
+        if path.parents[2] == self._layout.channels and not path.exists():
+            SegmentStore.of(path.parents[1]).bring_near(path.name)
 
     def _generations(self, newest: Generation) -> list[Path]:
         paths = [path for path in self._layout.generations.iterdir() if not durable.is_temporary(path.name)]

@@ -212,7 +212,7 @@ def test_a_host_that_was_thought_dead_stops_when_another_has_taken_over(tmp_path
 def test_a_first_start_without_the_remote_tier_is_refused_rather_than_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.service.remote_tier.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.service.patience.PATIENCE_SECONDS", 0.0)
     faults = Faults()
     faults.failing = lambda *_: NotDone("the bucket is away")
     with faults.injected(), pytest.raises(RecoveryError, match="does not say whether it has"):
@@ -220,7 +220,7 @@ def test_a_first_start_without_the_remote_tier_is_refused_rather_than_begun_anew
 
 
 def test_a_bucket_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutline.service.remote_tier._PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("cutline.service.patience.PAUSE_SECONDS", 0.01)
     with running(tmp_path, **remote(tmp_path)) as flow:
         flow.emit(2)
         copied(flow, flow.checkpoint())
@@ -315,12 +315,12 @@ class Faults:
         self.failing: Callable[[str, str], Exception | None] | None = None
         self.failing_after: Callable[[str, str], Exception | None] | None = None
 
-    def injected(self) -> Any:
+    def injected(self, opener: str = "cutline.objects.open_store") -> Any:
         def opened(url: str, options: Any = None) -> ObjectStore:
             return _Faulty(open_store(url, options or {}), self)
 
         patch = pytest.MonkeyPatch()
-        patch.setattr("cutline.objects.open_store", opened)
+        patch.setattr(opener, opened)
         return _Undone(patch)
 
 
@@ -576,7 +576,7 @@ def test_killed_between_telling_and_going_back_it_goes_on_where_it_was(tmp_path:
 def test_a_rollback_that_the_remote_tier_cannot_be_told_of_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.service.remote_tier.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.service.patience.PATIENCE_SECONDS", 0.0)
     settings = {**remote(tmp_path), "retain_checkpoints": 5}
     with running(tmp_path, **settings) as flow:
         for _ in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "cutline.toml"
 BUCKET_SCHEMES = ("s3://", "gs://", "az://")
+#: Names of options that no file of ours may hold.
+_SECRET = re.compile(r"secret|token|password|credential|access_?key|account_?key|sas", re.IGNORECASE)
 
 
 def load_options(settings: Mapping[str, Any], *, config_file: Path | None = None) -> Options:
@@ -105,7 +108,7 @@ def run_on(
     plans = engine.plan()
     _identify(layout, graph)
     metadata = SqliteMetadata(layout.metadata)
-    snapshots = LocalSnapshotStore(layout)
+    snapshots = LocalSnapshotStore(layout, live_dirs=engine.live_dirs())
     replica = _open_replica(graph, options, layout)
     remote = RemoteTier(replica, graph.flow) if replica is not None else None
     _settle_segments(options, layout, graph.flow)
@@ -435,6 +438,13 @@ def _settle_segments(options: Options, layout: Layout, flow: FlowName) -> None:
             flow=flow,
         )
     is_bucket = base.startswith(BUCKET_SCHEMES)
+    secret = next((name for name in options.remote_options if is_bucket and _SECRET.search(name)), None)
+    if secret is not None:
+        raise ConfigError(
+            f"channel_store: {secret} would have to be written down for the executors",
+            next_step="give credentials in the environment of the driver and of the executors",
+            flow=flow,
+        )
     choose_place(layout.channels, f"{base}/{flow}" if base else "", options.remote_options if is_bucket else {})
     # An epoch must not be taken for damaged because a store is away for a moment.
     patiently(SegmentStore.of(layout.channel(OperatorId("any"))).check_reachable, flow=flow)

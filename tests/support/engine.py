@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cutline.ids import BatchId, OperatorId, Position
-from cutline.ports import BatchHandler, OperatorPlan, Query, Segment, StagedTask, StageJob
+from cutline.ports import BatchHandler, LiveDirs, OperatorPlan, Query, Segment, StagedTask, StageJob
 from cutline.protocol.lineage import Lineage
 
 
@@ -47,6 +47,9 @@ class MemoryEngine:
 
     def start(self, operator: OperatorId, spark_checkpoint_dir: Path, handler: BatchHandler) -> Query:
         return IdleQuery()
+
+    def live_dirs(self) -> LiveDirs | None:
+        return None
 
     def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
         self.gates[operator, channel] = admit

@@ -6,6 +6,7 @@ Adapters import this package and what lies below it, never one another.
 from cutline.ports.engine import (
     BatchHandler,
     Engine,
+    LiveDirs,
     OperatorPlan,
     Query,
     Segment,
@@ -44,6 +45,7 @@ __all__ = [
     "FileSet",
     "GenerationRecord",
     "InFlight",
+    "LiveDirs",
     "Manifest",
     "MetadataStore",
     "ObjectInfo",

@@ -120,8 +120,35 @@ class Query(Protocol):
         ...
 
 
+class LiveDirs(Protocol):
+    """Live directories of Spark that lie elsewhere; what is in the flow's folder is a mirror of them.
+
+    Raises StoreError when the file system fails, FileNotFoundError for a file that is not there.
+    """
+
+    def url(self, mirror: Path) -> str:
+        """Where Spark has it."""
+        ...
+
+    def read(self, mirror: Path, name: str) -> bytes: ...
+
+    def has(self, mirror: Path, name: str) -> bool: ...
+
+    def fetch(self, mirror: Path) -> None:
+        """Bring the mirror up to date; does nothing while the mirror has not been put in place."""
+        ...
+
+    def publish(self, mirror: Path) -> None:
+        """Put the mirror in place, unless it is: a query is about to start on it. Older ones of its operator go."""
+        ...
+
+
 class Engine(Protocol):
     """Plans and starts queries."""
+
+    def live_dirs(self) -> LiveDirs | None:
+        """None: Spark's directories lie in the flow's folder."""
+        ...
 
     def plan(self) -> dict[OperatorId, OperatorPlan]:
         """Build every operator's query, in the order of the graph, and check that it can run. Starts nothing."""

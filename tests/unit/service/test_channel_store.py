@@ -210,6 +210,13 @@ def test_a_place_that_executors_could_not_reach_is_refused(tmp_path: Path, place
         SparklessFlow(tmp_path, channel_store=place)
 
 
+def test_secrets_are_not_written_down(tmp_path: Path) -> None:
+    options = {"endpoint": "http://127.0.0.1:1", "secret_access_key": "tell nobody"}
+    with pytest.raises(ConfigError, match="environment") as refused:
+        SparklessFlow(tmp_path, channel_store="s3://bucket/rows", remote_options=options)
+    assert "tell nobody" not in str(refused.value)
+
+
 def test_without_the_option_there_is_no_file(tmp_path: Path) -> None:
     with running(tmp_path) as flow:
         flow.emit(1)

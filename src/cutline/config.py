@@ -127,6 +127,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replicate_interval_ms: int = 0
     #: What no checkpoint needs is left in the remote tier for so long: somebody may be about to need it.
     remote_grace_ms: int = 3_600_000
+    #: With at least so much to send or fetch at once, executors do it in Spark jobs of their own; 0: always the driver.
+    executor_transfer_bytes: int = 64 << 20
     #: By the operator's name; wins over what the flow's code says of it.
     operators: dict[str, OperatorOptions] = {}
 
@@ -160,7 +162,7 @@ _ABOVE_ZERO = {
     "message_retry": "messages would be repeated without end",
 }
 #: A channel without any room would block its producer for good.
-_SIZES = {"channel_capacity_bytes": 1, "max_batch_bytes": 1}
+_SIZES = {"channel_capacity_bytes": 1, "max_batch_bytes": 1, "executor_transfer_bytes": 0}
 _COUNTS = {
     "max_concurrent_checkpoints": 1,
     "retain_checkpoints": 1,

@@ -17,10 +17,11 @@ from cutline.graph import FlowGraph
 from cutline.ids import Epoch, FlowName, Generation, OperatorId
 from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
-from cutline.ports import Engine, ObjectStore
+from cutline.ports import Engine, Executors, ObjectStore
 from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.messages import ReleaseEpochs
 from cutline.protocol.retention import EpochNeeds
+from cutline.service.carrying import Carrier, ExecutorCarrier, ThreadCarrier
 from cutline.service.clock import now_ms
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.cores import check_operator_options, coordinator_core, own_options, trigger_settings
@@ -33,7 +34,7 @@ from cutline.service.post import Letter, Wire
 from cutline.service.recovery import Recovered, Recovery, sweep_spark_dirs
 from cutline.service.region import OperatorStart, Parts, RegionRecovery
 from cutline.service.remote_tier import RemoteTier
-from cutline.service.replica import Replica
+from cutline.service.replica import PARALLELISM, Replica
 from cutline.service.replication import Replicator
 from cutline.service.running import RunningFlow
 from cutline.service.savepoints import Savepoints
@@ -74,12 +75,22 @@ def start_flow(
     try:
         # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
         from cutline.spark.engine import SparkEngine
+        from cutline.spark.executors import SparkExecutors
         from cutline.spark.session import jvm_pid, open_session
 
         session = open_session(flow.name, spark)
         lock.note_jvm(jvm_pid(session))
         engine = SparkEngine(session, graph, flow.functions, layout, options)
-        run = run_on(engine, flow, graph, options, layout, release_lock=lock.release, restore_to=restore_to)
+        run = run_on(
+            engine,
+            flow,
+            graph,
+            options,
+            layout,
+            executors=SparkExecutors(session, flow.name),
+            release_lock=lock.release,
+            restore_to=restore_to,
+        )
     except BaseException:
         lock.release()
         raise
@@ -94,15 +105,19 @@ def run_on(
     options: Options,
     layout: Layout,
     *,
+    executors: Executors | None = None,
     release_lock: Callable[[], None],
     restore_to: int | str | None = None,
 ) -> RunningFlow:
-    """Bring the flow back and start it on an engine; the caller holds the flow's lock."""
+    """Bring the flow back and start it on an engine; the caller holds the flow's lock.
+
+    ``executors``: who carries what is large between the tiers; None: threads of this process carry all.
+    """
     plans = engine.plan()
     _identify(layout, graph)
     metadata = SqliteMetadata(layout.metadata)
     snapshots = LocalSnapshotStore(layout)
-    replica = _open_replica(graph, options, layout)
+    replica = _open_replica(graph, options, layout, executors)
     remote = RemoteTier(replica, graph.flow) if replica is not None else None
     recovery = Recovery(
         graph=graph,
@@ -384,10 +399,15 @@ def _build_replicator(
 
 def store_at(place: str, remote_options: Mapping[str, str] | None = None) -> ObjectStore:
     """A folder, or the address of a bucket, as an object store."""
+    return _opening_of(place, remote_options)()
+
+
+def _opening_of(place: str, remote_options: Mapping[str, str] | None = None) -> Callable[[], ObjectStore]:
+    """How to open it, as something that can be pickled and done by an executor too."""
     from cutline.objects import open_store
 
     is_bucket = "://" in place and not place.startswith(("file:", "memory:"))
-    return open_store(place, (remote_options or {}) if is_bucket else {})
+    return partial(open_store, place, dict(remote_options or {}) if is_bucket else {})
 
 
 def restore_target(layout: Layout, savepoints: Savepoints, restore_to: int | str | None) -> Epoch | None:
@@ -404,7 +424,7 @@ def restore_target(layout: Layout, savepoints: Savepoints, restore_to: int | str
     return savepoints.fetch(restore_to).epoch
 
 
-def _open_replica(graph: FlowGraph, options: Options, layout: Layout) -> Replica | None:
+def _open_replica(graph: FlowGraph, options: Options, layout: Layout, executors: Executors | None) -> Replica | None:
     if not options.remote:
         if options.durable == "remote":
             raise ConfigError(
@@ -417,7 +437,16 @@ def _open_replica(graph: FlowGraph, options: Options, layout: Layout) -> Replica
             next_step="choose another mode, or leave remote out",
             flow=graph.flow,
         )
-    return Replica(store_at(f"{options.remote.rstrip('/')}/{graph.flow}", options.remote_options), layout)
+    open_remote = _opening_of(f"{options.remote.rstrip('/')}/{graph.flow}", options.remote_options)
+    store = open_remote()
+    carrier: Carrier = (driver := ThreadCarrier(store, layout.root, PARALLELISM))
+    # What is in the memory of this process no executor can reach.
+    if executors is not None and options.executor_transfer_bytes and not store.url.startswith("memory:"):
+        # An executor may run in another folder: for it the place must not be a relative one.
+        open_there = _opening_of(store.url) if store.url.startswith("file:") else open_remote
+        least_bytes = options.executor_transfer_bytes
+        carrier = ExecutorCarrier(executors, open_there, layout.root, driver, least_bytes=least_bytes)
+    return Replica(store, layout, carrier=carrier)
 
 
 def _identify(layout: Layout, graph: FlowGraph) -> None:

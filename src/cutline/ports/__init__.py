@@ -13,6 +13,7 @@ from cutline.ports.engine import (
     StageJob,
     StreamingBatch,
 )
+from cutline.ports.executors import Executors
 from cutline.ports.metadata import EpochOutcome, MetadataStore, PendingRecord
 from cutline.ports.objects import ObjectInfo, ObjectStore
 from cutline.ports.sinks import Piece, Sink, SinkContext, StageAttempt, StagedBatch, Stager, StageWriter
@@ -40,6 +41,7 @@ __all__ = [
     "ChannelCut",
     "Engine",
     "EpochOutcome",
+    "Executors",
     "FileSet",
     "GenerationRecord",
     "InFlight",

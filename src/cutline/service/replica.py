@@ -7,7 +7,6 @@ What is content-addressed or numbered never changes, so what is there already is
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
@@ -15,28 +14,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-
 from cutline import durable, records
 from cutline.channels import entries as codec
 from cutline.channels.entries import DataEntry
 from cutline.errors import DamagedRecordError, FencedError, MissingObject, OutcomeUnknown, StoreError
 from cutline.ids import Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
-from cutline.ports import GenerationRecord, Manifest, ObjectStore, OperatorRecord
+from cutline.ports import GenerationRecord, Manifest, ObjectStore, OperatorRecord, Segment
 from cutline.ports.objects import ObjectInfo
 from cutline.protocol.retention import EpochNeeds
+from cutline.service.carrying import Carrier, ThreadCarrier
 from cutline.service.janitor import needs_of
 from cutline.service.manifests import lineage_of
+from cutline.service.transfer import FETCH, PACKED_SUFFIX, SEND, Carried, File, fetch_file, sha256_of, unpacked
 
-#: Larger files are sent in parts as they are; smaller ones fit into memory, and are packed if that pays.
-_PACKED_BYTES = 32 << 20
-_SMALL_BYTES = 4 << 10
-_PACKED_SUFFIX = ".zst"
-#: Packing pays if it saves a fifth.
-_PAYS = 0.8
 #: What was sent so long ago is sent again: a collector with a short grace period may have taken it.
 _YOUNG_SECONDS = 60.0
+#: Files under way at once in this process.
+PARALLELISM = 8
 _MANIFEST, _RECORD, _GENERATION = "manifest", "operator", "generation"
 
 
@@ -55,15 +50,25 @@ class Copied:
 class Replica:
     """One flow's place in an object store."""
 
-    def __init__(self, store: ObjectStore, layout: Layout, *, parallelism: int = 8, has_rivals: bool = True) -> None:
-        """``has_rivals``: other hosts may write there too, each in generations that it has claimed."""
+    def __init__(
+        self,
+        store: ObjectStore,
+        layout: Layout,
+        *,
+        has_rivals: bool = True,
+        carrier: Carrier | None = None,
+    ) -> None:
+        """``has_rivals``: other hosts may write there too, each in generations that it has claimed.
+
+        ``carrier``: who carries the content; None: threads of this process.
+        """
         self._store = store
         self._has_rivals = has_rivals
         #: Tells our claims from those of others.
         self._token = str(uuid.uuid4()).encode()
         self._claimed: set[Generation] = set()
         self._layout = layout
-        self._parallelism = parallelism
+        self._carrier = carrier or ThreadCarrier(store, layout.root, PARALLELISM)
         #: What the newest checkpoint there needs, which no collector takes; None: not looked at yet. Whatever else lies
         #: there may be gone at any time, so it is sent again.
         self._trusted: frozenset[str] | None = None
@@ -143,9 +148,7 @@ class Replica:
             self._trusted = self._needed_by_newest()
         young = time.monotonic() - _YOUNG_SECONDS
         self._sent = {name: sent_s for name, sent_s in self._sent.items() if sent_s > young}
-        wanted = [path for path in self._content_of(manifest) if not self._is_there(path)]
-        with ThreadPoolExecutor(self._parallelism) as pool:
-            sent = list(pool.map(self._send, wanted))
+        sent = self._send_content([path for path in self._content_of(manifest) if not self._is_there(path)])
         for path in [self._layout.identity, *self._generations(manifest.generation)]:
             name = self._name(path)
             if name not in self._created:
@@ -158,9 +161,9 @@ class Replica:
             self._store.create(self._name(path), path.read_bytes())
         return Copied(
             epoch=manifest.epoch,
-            files=len(wanted),
-            size_bytes=sum(size for size, _ in sent),
-            sent_bytes=sum(travelled for _, travelled in sent),
+            files=len(sent),
+            size_bytes=sum(one.file.size_bytes for one in sent),
+            sent_bytes=sum(one.stored_bytes for one in sent),
         )
 
     def seal(self, manifest: Manifest, generation: Generation) -> Manifest:
@@ -205,33 +208,26 @@ class Replica:
                 return frozenset(self._names_of(self.load_manifest(epoch)))
         return frozenset()
 
-    def _send(self, path: Path) -> tuple[int, int]:
-        try:
-            return self._send_file(path)
-        except OSError as error:
-            raise DamagedRecordError(
-                f"a file of the checkpoint cannot be read: {error}", path=self._name(path)
-            ) from error
+    def _send_content(self, paths: Collection[Path]) -> list[Carried]:
+        sent: list[Carried] = []
 
-    def _send_file(self, path: Path) -> tuple[int, int]:
-        name, size = self._name(path), path.stat().st_size
-        sent = size
-        is_blob = self._layout.blobs in path.parents
-        if size <= _PACKED_BYTES:
-            content = path.read_bytes()
-            if is_blob and hashlib.sha256(content).hexdigest() != path.name:
-                raise DamagedRecordError("a blob does not match its hash", path=name)
-            packed = _packed(content)
-            if packed is not None:
-                name, content = name + _PACKED_SUFFIX, packed
-            self._store.replace(name, content)
-            sent = len(content)
-        elif is_blob and _sha256(path) != path.name:
-            raise DamagedRecordError("a blob does not match its hash", path=name)
-        else:
-            self._store.upload(name, path)
-        self._sent[name.removesuffix(_PACKED_SUFFIX)] = time.monotonic()
-        return size, sent
+        def note(carried: Carried, begun_s: float) -> None:
+            sent.append(carried)
+            self._sent[carried.file.name] = begun_s
+
+        self._carrier.carry(SEND, [self._file(path) for path in paths], note)
+        return sent
+
+    def _file(self, path: Path) -> File:
+        name = self._name(path)
+        try:
+            return File(name, path.stat().st_size)
+        except OSError as error:
+            raise DamagedRecordError(f"a file of the checkpoint cannot be read: {error}", path=name) from error
+
+    def give_up(self) -> None:
+        """Make what is being sent or fetched end soon, with NotDone. To be repeated until it has ended."""
+        self._carrier.give_up()
 
     def _generations(self, newest: Generation) -> list[Path]:
         paths = [path for path in self._layout.generations.iterdir() if not durable.is_temporary(path.name)]
@@ -247,15 +243,16 @@ class Replica:
             for file in records.load(_RECORD, path, OperatorRecord).files():
                 if file.content is None:
                     paths[self._layout.blob(file.sha256)] = None
-        for entry_path, segments in self._log_files(manifest):
-            paths.update(dict.fromkeys([*segments, entry_path]))
+        for folder, segments in self._segments_of(manifest):
+            paths.update(dict.fromkeys(folder / segment.name for segment in segments))
+        paths.update(dict.fromkeys(entry_paths(manifest, self._layout)))
         return list(paths)
 
-    def _log_files(self, manifest: Manifest) -> Iterator[tuple[Path, list[Path]]]:
+    def _segments_of(self, manifest: Manifest) -> Iterator[tuple[Path, list[Segment]]]:
+        """Of each entry of the logs that a restore reads: the folder of its segments, and which they are."""
         for entry_path in entry_paths(manifest, self._layout):
             entry = codec.load(entry_path)
-            folder = codec.data_dir(entry_path.parents[1])
-            yield entry_path, [folder / one.name for one in entry.segments] if isinstance(entry, DataEntry) else []
+            yield codec.data_dir(entry_path.parents[1]), entry.segments if isinstance(entry, DataEntry) else []
 
     # ------------------------------------------------------------------ fetching
 
@@ -270,7 +267,7 @@ class Replica:
         # Records of checkpoints that were let go of may lie there for a while yet: they are not worth a request each.
         whole = {name.rpartition("/")[0] for name in manifests} | {"generations"}
         small = [name for name in names if name.rpartition("/")[0] in whole and not name.endswith("/manifest.json")]
-        with ThreadPoolExecutor(self._parallelism) as pool:
+        with ThreadPoolExecutor(PARALLELISM) as pool:
             for some in (["flow.json", *small], manifests):
                 list(pool.map(self._fetch_small, some))
         epochs = (Epoch(int(name.split("/")[1])) for name in manifests)
@@ -284,55 +281,46 @@ class Replica:
         with contextlib.suppress(MissingObject):  # collected meanwhile
             durable.replace(target, self._store.read(name))
 
-    def fetch_content(self, manifest: Manifest, on_progress: Callable[[int, int], None] = lambda *_: None) -> int:
+    def fetch_content(self, manifest: Manifest) -> int:
         """Bring all that a restore to this epoch reads; what is there and whole is left alone. Returns bytes fetched.
 
         Blobs are checked against their names. Raises DamagedRecordError or StoreError.
         """
-        wanted = {
+        blobs = {
             file.sha256: file.size_bytes
             for path in self._records_of(manifest)
             for file in records.load(_RECORD, path, OperatorRecord).files()
             if file.content is None
         }
-        blobs = [self._layout.blob(digest) for digest in wanted if not self._is_whole(digest, wanted[digest])]
-        done = 0
-        with ThreadPoolExecutor(self._parallelism) as pool:
-            for number, size in enumerate(pool.map(self._fetch_blob, blobs), start=1):
-                done += size
-                on_progress(number, len(blobs))
-            entries = list(entry_paths(manifest, self._layout))
-            done += sum(pool.map(self._fetch, entries))
-            segments = [segment for _, found in self._log_files(manifest) for segment in found]
-            done += sum(pool.map(self._fetch, segments))
-        return done
+        missing = [
+            File(self._name(self._layout.blob(digest)), size_bytes)
+            for digest, size_bytes in blobs.items()
+            if not self._is_whole(digest, size_bytes)
+        ]
+        fetched = self._fetch_content(missing)
+        # Only now: entries of a checkpoint that turns out to be damaged would leave holes in the flow's logs.
+        with ThreadPoolExecutor(PARALLELISM) as pool:
+            fetched += pool.map(self._fetch_entry, entry_paths(manifest, self._layout))
+        fetched += self._fetch_content(
+            [
+                File(self._name(folder / segment.name), segment.size_bytes)
+                for folder, segments in self._segments_of(manifest)
+                for segment in segments
+            ]
+        )
+        return sum(one.file.size_bytes for one in fetched)
+
+    def _fetch_content(self, files: list[File]) -> list[Carried]:
+        fetched: list[Carried] = []
+        self._carrier.carry(FETCH, files, lambda carried, _: fetched.append(carried))
+        return fetched
+
+    def _fetch_entry(self, path: Path) -> Carried:
+        return fetch_file(self._store, self._layout.root, self._name(path))
 
     def _is_whole(self, digest: str, size_bytes: int) -> bool:
         path = self._layout.blob(digest)
-        return path.exists() and path.stat().st_size == size_bytes and _sha256(path) == digest
-
-    def _fetch_blob(self, path: Path) -> int:
-        path.unlink(missing_ok=True)
-        size = self._fetch(path)
-        if _sha256(path) != path.name:
-            path.unlink()
-            raise DamagedRecordError("a blob in the remote tier does not match its hash", path=self._name(path))
-        return size
-
-    def _fetch(self, path: Path) -> int:
-        """A file that may have been packed; replaces what is there."""
-        durable.make_dir(path.parent)
-        name = self._name(path)
-        try:
-            packed = self._store.read(name + _PACKED_SUFFIX)
-        except MissingObject:
-            try:
-                self._store.download(name, path)
-            except MissingObject as error:
-                raise DamagedRecordError("a file is missing in the remote tier", path=name) from error
-        else:
-            durable.replace(path, _unpacked(packed, name))
-        return path.stat().st_size
+        return path.exists() and path.stat().st_size == size_bytes and sha256_of(path) == digest
 
     # ------------------------------------------------------------------ letting go
 
@@ -368,7 +356,7 @@ class Replica:
         check_fence()
         if not is_dry_run:
             for info in doomed:  # first: a removal that fails half-way may have removed any of them
-                self._sent.pop(info.path.removesuffix(_PACKED_SUFFIX), None)
+                self._sent.pop(info.path.removesuffix(PACKED_SUFFIX), None)
             self._store.delete(info.path for info in doomed)
             self._store.drop_leftovers(grace_ms)
         return [*gone, *doomed, *leftovers]
@@ -402,13 +390,13 @@ class Replica:
 
     def _read_entry(self, name: str) -> codec.Entry:
         try:
-            data = _unpacked(self._store.read(name + _PACKED_SUFFIX), name)
+            data = unpacked(self._store.read(name + PACKED_SUFFIX), name)
         except MissingObject:
             data = self._store.read(name)
         return codec.decode(data, name)
 
     def _is_unneeded(self, path: str, reached: set[str]) -> bool:
-        kind, name = path.partition("/")[0], path.removesuffix(_PACKED_SUFFIX)
+        kind, name = path.partition("/")[0], path.removesuffix(PACKED_SUFFIX)
         if kind == "checkpoints":
             return not path.endswith("/manifest.json") and name not in reached
         return kind in ("blobs", "channels") and name not in reached
@@ -428,26 +416,3 @@ def entry_paths(manifest: Manifest, layout: Layout) -> Iterator[Path]:
         for seq in range(needs.channels[OperatorId(name)], cut.barrier + 1):
             position = Position(seq)
             yield codec.entry_path(layout.channel(name), lineage.owner(position), position)
-
-
-def _packed(content: bytes) -> bytes | None:
-    """None when packing does not pay."""
-    if len(content) < _SMALL_BYTES:
-        return None
-    packed = pa.compress(content, codec="zstd", asbytes=True)
-    header = len(content).to_bytes(8, "little")
-    return header + packed if len(packed) + len(header) <= _PAYS * len(content) else None
-
-
-def _unpacked(packed: bytes, name: str) -> bytes:
-    try:
-        size = int.from_bytes(packed[:8], "little")
-        content: bytes = pa.decompress(packed[8:], decompressed_size=size, codec="zstd", asbytes=True)
-    except (OSError, ValueError, OverflowError, MemoryError) as error:
-        raise DamagedRecordError("a packed file in the remote tier cannot be read", path=name) from error
-    return content
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -29,7 +29,7 @@ log = get_logger(__name__)
 _RETRY_SECONDS, _RETRY_LIMIT_SECONDS = 1.0, 30.0
 #: Listing a bucket costs money: what nobody needs any more may wait so long.
 _COLLECT_SECONDS = 30.0
-_STOP_SECONDS = 30.0
+_STOP_SECONDS, _LOOK_SECONDS = 30.0, 0.5
 #: A copy may be under way, or the remote tier be away.
 _TIDY_SECONDS = 300.0
 
@@ -116,8 +116,10 @@ class Replicator:
         """What is being copied is given up: it is copied again by the next start."""
         self._stopping.set()
         self._requests.put(None)
-        if self._thread.is_alive():
-            self._thread.join(timeout=_STOP_SECONDS)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._replica.give_up()  # again and again: it may be just about to begin a job that nobody has cancelled
+            self._thread.join(timeout=_LOOK_SECONDS)
 
     def completed(self, epoch: Epoch) -> None:
         """A checkpoint is complete: it, or a later one, follows."""
@@ -191,6 +193,8 @@ class Replicator:
             self._enter()
             self._bring(newest)
         except StoreError as error:
+            if self._stopping.is_set():
+                return  # it was given up
             self._failed(error)
             self._pause_s = min(max(self._pause_s * 2, _RETRY_SECONDS), _RETRY_LIMIT_SECONDS)
             self._last_s = time.monotonic()

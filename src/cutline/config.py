@@ -127,8 +127,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replicate_interval_ms: int = 0
     #: What no checkpoint needs is left in the remote tier for so long: somebody may be about to need it.
     remote_grace_ms: int = 3_600_000
-    #: With at least so much to send or fetch at once, executors do it in Spark jobs of their own; 0: always the driver.
-    executor_transfer_bytes: int = 64 << 20
+    #: With at least so much to send or fetch at once, executors do it in Spark jobs of their own; 0: never.
+    #: None: 64 MB if they are on other machines than the driver, otherwise always the driver.
+    executor_transfer_bytes: int | None = None
     #: By the operator's name; wins over what the flow's code says of it.
     operators: dict[str, OperatorOptions] = {}
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONFIG_FILE = "cutline.toml"
+#: Sending less than this takes the driver about as long as a job takes to begin (benchmarks/uploads.py).
+_WORTH_A_JOB_BYTES = 64 << 20
 
 
 def load_options(settings: Mapping[str, Any], *, config_file: Path | None = None) -> Options:
@@ -440,13 +442,20 @@ def _open_replica(graph: FlowGraph, options: Options, layout: Layout, executors:
     open_remote = _opening_of(f"{options.remote.rstrip('/')}/{graph.flow}", options.remote_options)
     store = open_remote()
     carrier: Carrier = (driver := ThreadCarrier(store, layout.root, PARALLELISM))
+    least_bytes = _least_for(executors, options)
     # What is in the memory of this process no executor can reach.
-    if executors is not None and options.executor_transfer_bytes and not store.url.startswith("memory:"):
+    if executors is not None and least_bytes and not store.url.startswith("memory:"):
         # An executor may run in another folder: for it the place must not be a relative one.
         open_there = _opening_of(store.url) if store.url.startswith("file:") else open_remote
-        least_bytes = options.executor_transfer_bytes
         carrier = ExecutorCarrier(executors, open_there, layout.root, driver, least_bytes=least_bytes)
     return Replica(store, layout, carrier=carrier)
+
+
+def _least_for(executors: Executors | None, options: Options) -> int:
+    """How much is worth a job; 0: nothing is."""
+    if executors is None or options.executor_transfer_bytes is not None:
+        return options.executor_transfer_bytes or 0
+    return _WORTH_A_JOB_BYTES if executors.are_elsewhere() else 0
 
 
 def _identify(layout: Layout, graph: FlowGraph) -> None:

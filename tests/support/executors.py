@@ -25,6 +25,9 @@ class PickledExecutors:
         self.told: Callable[[Any], Any] = lambda report: report
         self.cancelled = threading.Event()
 
+    def are_elsewhere(self) -> bool:
+        return True
+
     def slots(self) -> int:
         return self._slots
 

@@ -12,6 +12,10 @@ Report = TypeVar("Report")
 class Executors(Protocol):
     """A cluster's executors, of which the queries keep the larger part."""
 
+    def are_elsewhere(self) -> bool:
+        """Whether they run on other machines than this process, with processors and a line of their own."""
+        ...
+
     def slots(self) -> int:
         """How many parts may be worked on at once without getting into the way of the queries; at least 1."""
         ...

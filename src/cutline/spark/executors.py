@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,9 @@ class SparkExecutors:
         self._context: SparkContext = session.sparkContext
         self._flow = flow
         self._group = f"cutline-{flow}-{uuid.uuid4()}"
+
+    def are_elsewhere(self) -> bool:
+        return re.fullmatch(r"local(\[.*\])?", self._context.master or "local") is None
 
     def slots(self) -> int:
         # No scheduler pool of its own: first come, first served, and never more than half of the slots. Queries wait

@@ -22,8 +22,7 @@ from typing import Any
 
 from cutline.objects import open_store
 from cutline.ports import ObjectStore
-from cutline.service.carrying import Carrier, ExecutorCarrier, ThreadCarrier
-from cutline.service.replica import PARALLELISM
+from cutline.service.carrying import PARALLELISM, Carrier, ExecutorCarrier, ThreadCarrier
 from cutline.service.transfer import FETCH, SEND, File
 from cutline.spark.executors import SparkExecutors
 from cutline.spark.session import open_session

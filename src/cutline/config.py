@@ -54,6 +54,8 @@ class OperatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_interval_ms: int | None = None
     #: An operator that has not acknowledged an epoch after this long fails it.
     checkpoint_timeout_ms: int | None = None
+    #: At least so long between two times that this operator's content is sent to the remote tier.
+    replicate_interval_ms: int | None = None
 
     def sets_alignment(self) -> bool:
         return self.mode is not None or self.alignment_timeout_ms is not None
@@ -190,7 +192,13 @@ OPTION_NAMES: tuple[str, ...] = (
     *("remote_options", "operators"),
 )
 #: Those of them that an operator may have for itself.
-OPERATOR_OPTION_NAMES: tuple[str, ...] = ("mode", "alignment_timeout", "checkpoint_timeout", "checkpoint_interval")
+OPERATOR_OPTION_NAMES: tuple[str, ...] = (
+    "mode",
+    "alignment_timeout",
+    "checkpoint_timeout",
+    "checkpoint_interval",
+    "replicate_interval",
+)
 
 
 def _field(name: str, value: Any) -> tuple[str, Any]:

@@ -14,17 +14,17 @@ from cutline.config import Options, build_options, environment_layer, file_layer
 from cutline.errors import ConfigError, FlowFailedError
 from cutline.flow import Flow
 from cutline.graph import FlowGraph
-from cutline.ids import Epoch, FlowName, Generation, OperatorId
+from cutline.ids import Epoch, Generation, OperatorId
 from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import Engine, Executors, ObjectStore
 from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.messages import ReleaseEpochs
 from cutline.protocol.retention import EpochNeeds
-from cutline.service.carrying import Carrier, ExecutorCarrier, ThreadCarrier
+from cutline.service.carrying import PARALLELISM, Carrier, ExecutorCarrier, ThreadCarrier
 from cutline.service.clock import now_ms
 from cutline.service.coordinator import CoordinatorService
-from cutline.service.cores import check_operator_options, coordinator_core, own_options, trigger_settings
+from cutline.service.cores import cadence_of, check_operator_options, coordinator_core, own_options, trigger_settings
 from cutline.service.janitor import Janitor, needs_behind_log
 from cutline.service.lock import FlowLock
 from cutline.service.manifests import batch_in
@@ -34,7 +34,7 @@ from cutline.service.post import Letter, Wire
 from cutline.service.recovery import Recovered, Recovery, sweep_spark_dirs
 from cutline.service.region import OperatorStart, Parts, RegionRecovery
 from cutline.service.remote_tier import RemoteTier
-from cutline.service.replica import PARALLELISM, Replica
+from cutline.service.replica import Replica
 from cutline.service.replication import Replicator
 from cutline.service.running import RunningFlow
 from cutline.service.savepoints import Savepoints
@@ -214,7 +214,7 @@ def run_on(
         )
     replicator = _build_replicator(
         replica,
-        flow=graph.flow,
+        graph=graph,
         options=options,
         snapshots=snapshots,
         metadata=metadata,
@@ -369,7 +369,7 @@ def _follow_messages(metrics: Metrics, coordinator: CoordinatorService) -> None:
 def _build_replicator(
     replica: Replica | None,
     *,
-    flow: FlowName,
+    graph: FlowGraph,
     options: Options,
     snapshots: LocalSnapshotStore,
     metadata: SqliteMetadata,
@@ -382,7 +382,7 @@ def _build_replicator(
     if replica is None:
         return None
     return Replicator(
-        flow=flow,
+        flow=graph.flow,
         replica=replica,
         snapshots=snapshots,
         generation=generation,
@@ -392,7 +392,7 @@ def _build_replicator(
         check_fence=metadata.check_fence,
         pins=metadata.pins,
         published=published,
-        interval_ms=options.replicate_interval_ms,
+        cadence=cadence_of(graph, options),
         retain=options.retain_checkpoints,
         grace_ms=options.remote_grace_ms,
         on_fatal=on_fatal,

@@ -23,6 +23,8 @@ from cutline.service.transfer import Carried, Errand, File
 
 log = get_logger(__name__)
 
+#: Files under way at once in the driver.
+PARALLELISM = 8
 #: Most that one task of a job carries: a task holds its slot until it ends, and queries want slots too. A file that is
 #: larger is still carried by one task.
 _TASK_BYTES = 64 << 20

@@ -1,4 +1,4 @@
-"""Run as a program: executors send files to a folder, and the JVM is killed meanwhile. Prints what has arrived."""
+"""Run as a program: executors send files to a folder, and the JVM is killed meanwhile. Writes down what has arrived."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cutline.spark.session import jvm_pid, open_session
 
 def open_slowly(place: str, begun: str) -> ObjectStore:
     Path(begun).touch()
-    time.sleep(60)
+    time.sleep(30)
     return open_store(place)
 
 
@@ -50,7 +50,8 @@ def main(folder: Path) -> None:
     )
     arrived: list[str] = []
     carrier.carry(SEND, files, lambda carried, _: arrived.append(carried.file.name))
-    print(json.dumps(sorted(arrived)), flush=True)
+    # Not to its output, which Spark's workers hold open for as long as they live.
+    (folder / "arrived.json").write_text(json.dumps(sorted(arrived)))
     os._exit(0)  # pyspark would wait for the JVM
 
 

@@ -19,7 +19,8 @@ from cutline.errors import ExecutorsFailedError
 Part = TypeVar("Part")
 Report = TypeVar("Report")
 
-_FAILURES = (Py4JError, PySparkException, ConnectionError, EOFError)
+#: A context that was stopped has lost its parts, and says so with AttributeError.
+_FAILURES = (Py4JError, PySparkException, ConnectionError, EOFError, AttributeError)
 _GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 

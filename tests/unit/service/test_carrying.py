@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,8 @@ from cutline.service import carrying
 from cutline.service.carrying import ExecutorCarrier, ThreadCarrier, jobs_of
 from cutline.service.transfer import FETCH, SEND, Carried, Errand, File
 from tests.support.executors import PickledExecutors
+from tests.unit.service.test_remote_tier import copied, lose_host, remote, replica_of
+from tests.unit.service.test_running import assert_each_once, running
 
 
 class Place:
@@ -231,3 +235,59 @@ def test_jobs_are_small_and_their_parts_even() -> None:
         assert sum(loads) <= 128 << 20 and len(parts) <= 2
         assert max(loads) - min(loads) <= 20 << 20
     assert list(jobs_of([], 4)) == []
+
+
+# ------------------------------------------------------------------------------------------- a whole flow
+
+
+def by_executors(tmp_path: Path, executors: PickledExecutors) -> dict[str, Any]:
+    return {**remote(tmp_path), "executors": executors, "executor_transfer_bytes": 1}
+
+
+def test_a_lost_host_comes_back_with_what_executors_carried(tmp_path: Path) -> None:
+    executors = PickledExecutors()
+    with running(tmp_path, **by_executors(tmp_path, executors)) as flow:
+        flow.emit(3)
+        copied(flow, flow.checkpoint())
+        assert executors.jobs
+    lose_host(tmp_path)
+    executors = PickledExecutors()
+    with running(tmp_path, **by_executors(tmp_path, executors)) as flow:
+        assert flow.recovered.path == "remote" and executors.jobs
+        flow.emit(2)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_a_flow_stops_quickly_in_the_middle_of_a_job_and_seals_nothing(tmp_path: Path) -> None:
+    executors = PickledExecutors()
+    is_working = threading.Event()
+
+    def work_until_cancelled() -> None:
+        is_working.set()
+        executors.cancelled.wait(60)
+
+    executors.before = work_until_cancelled
+    with running(tmp_path, **by_executors(tmp_path, executors)) as flow:
+        flow.emit(3)
+        flow.checkpoint()
+        flow.wait(is_working.is_set)
+        begun_s = time.monotonic()
+    assert time.monotonic() - begun_s < 15
+    assert flow.run.status()["remote"]["failures"] == 0, "it was given up, which is no failure"
+    assert replica_of(flow, tmp_path).epochs() == []
+    with running(tmp_path, **by_executors(tmp_path, PickledExecutors())) as flow:
+        copied(flow, flow.checkpoint())
+
+
+def test_unless_it_is_asked_for_executors_carry_only_if_they_are_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutline.wiring._WORTH_A_JOB_BYTES", 1)
+    for are_elsewhere, number in ((False, 0), (True, 1)):
+        monkeypatch.setattr(PickledExecutors, "are_elsewhere", lambda _, answer=are_elsewhere: answer)
+        executors = PickledExecutors()
+        with running(tmp_path / str(number), **remote(tmp_path / str(number)), executors=executors) as flow:
+            flow.emit(1)
+            copied(flow, flow.checkpoint())
+        assert bool(executors.jobs) is are_elsewhere

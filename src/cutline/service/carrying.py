@@ -132,13 +132,16 @@ class ExecutorCarrier:
             try:
                 reports = self._executors.run(work, parts, limit_s=_JOB_SECONDS)
             except ExecutorsFailedError as error:
-                log.warning("executors_carried_nothing", reason=str(error))
+                if not self._is_given_up.is_set():
+                    log.warning("executors_did_not_carry_all", reason=str(error))
                 return
-            for carried in self._driver.arrived(errand, [one for report in reports for one in report.carried]):
+            arrived = self._driver.arrived(errand, [one for report in reports for one in report.carried])
+            for carried in arrived:
                 done(carried, begun_s)
             problems = [report.problem for report in reports if report.problem]
-            if problems:
-                log.warning("executors_did_not_carry_all", reason=problems[0])
+            if problems or not arrived:
+                reason = problems[0] if problems else "they do not see the files, or not the same store"
+                log.warning("executors_did_not_carry_all", reason=reason)
                 return
 
 

@@ -125,10 +125,14 @@ def test_another_file_of_the_same_name_on_an_executor_is_not_sent(tmp_path: Path
     assert place.store.read(segment.name) == b"the driver's own"
 
 
-def test_executors_that_write_to_a_folder_of_their_own_are_not_believed(tmp_path: Path) -> None:
+def test_executors_that_write_to_a_folder_of_their_own_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrying, "_TASK_BYTES", 10_000)
     place = Place(tmp_path, at="a folder on the executor's disk")
     files = some_files(place)
     place.carry(files)
+    assert len(place.executors.jobs) == 1, "the next ones would be in vain too"
     place.assert_all_there(files)
 
 

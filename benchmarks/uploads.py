@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cutline.layout import Layout
 from cutline.objects import open_store
 from cutline.ports import ObjectStore
 from cutline.service.carrying import PARALLELISM, Carrier, ExecutorCarrier, ThreadCarrier
@@ -73,15 +74,18 @@ def run(arguments: argparse.Namespace, executors: SparkExecutors, fresh: Callabl
         by: dict[str, list[dict[str, float]]] = {"driver": [], "executors": []}
         for number in range(arguments.rounds):
             for who in ("driver", "executors") if number % 2 else ("executors", "driver"):
-                root = Path(tempfile.mkdtemp(prefix="cutline-uploads-"))
+                layout = Layout(Path(tempfile.mkdtemp(prefix="cutline-uploads-")), "uploads")
+                root = layout.root
+                root.mkdir()
+                layout.identity.write_bytes(b"the flow's folder")
                 try:
                     files = make_blobs(root, kind, size_mb, arguments.blob)
                     opening = fresh()
                     driver = ThreadCarrier(opening(), root, PARALLELISM)
-                    other = ExecutorCarrier(executors, opening, root, driver, least_bytes=1)
+                    other = ExecutorCarrier(executors, opening, layout, driver, least_bytes=1)
                     by[who].append(measure(driver if who == "driver" else other, files, root))
                 finally:
-                    shutil.rmtree(root)
+                    shutil.rmtree(root.parent)
         medians = {
             who: {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
             for who, rounds in by.items()

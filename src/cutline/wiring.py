@@ -447,7 +447,7 @@ def _open_replica(graph: FlowGraph, options: Options, layout: Layout, executors:
     if executors is not None and least_bytes and not store.url.startswith("memory:"):
         # An executor may run in another folder: for it the place must not be a relative one.
         open_there = _opening_of(store.url) if store.url.startswith("file:") else open_remote
-        carrier = ExecutorCarrier(executors, open_there, layout.root, driver, least_bytes=least_bytes)
+        carrier = ExecutorCarrier(executors, open_there, layout, driver, least_bytes=least_bytes)
     return Replica(store, layout, carrier=carrier)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cutline.errors import ExecutorsFailedError
+from cutline.layout import Layout
 from cutline.objects import open_store
 from cutline.service.carrying import ExecutorCarrier, ThreadCarrier
 from cutline.service.transfer import FETCH, SEND, Carried, File, sha256_of
@@ -60,18 +61,22 @@ def test_executors_carry_blobs_to_s3_and_back(spark: SparkSession, tmp_path: Pat
     opening = partial(open_store, s3_server.fresh_url(), s3_server.options)
     store = opening()
     executors = CountingExecutors(spark, "carrying")
-    driver = ThreadCarrier(store, tmp_path, 1)
+    layout = Layout(tmp_path, "flow")
+    root = layout.root
+    root.mkdir()
+    layout.identity.write_bytes(b"the flow's folder")
+    driver = ThreadCarrier(store, root, 1)
     # A driver that carries nothing itself: whatever is done was done by the executors.
     driver.give_up()
-    carrier = ExecutorCarrier(executors, opening, tmp_path, driver, least_bytes=1)
-    files = [*blobs(tmp_path, 6, 100_000), *blobs(tmp_path, 1, 34 << 20)]
+    carrier = ExecutorCarrier(executors, opening, layout, driver, least_bytes=1)
+    files = [*blobs(root, 6, 100_000), *blobs(root, 1, 34 << 20)]
     done: list[Carried] = []
     carrier.carry(SEND, files, lambda carried, _: done.append(carried))
     assert {one.file for one in done} == set(files)
     assert {info.path: info.size_bytes for info in store.walk()} == dict(files)
-    shutil.rmtree(tmp_path / "blobs")
+    shutil.rmtree(root / "blobs")
     carrier.carry(FETCH, files, lambda *_: None)
-    assert all(sha256_of(tmp_path / file.name) == file.name.rpartition("/")[2] for file in files)
+    assert all(sha256_of(root / file.name) == file.name.rpartition("/")[2] for file in files)
 
 
 def _sleep(seconds: float) -> float:

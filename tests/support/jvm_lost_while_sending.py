@@ -11,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from cutline.layout import Layout
 from cutline.objects import open_store
 from cutline.ports import ObjectStore
 from cutline.service.carrying import ExecutorCarrier, ThreadCarrier
@@ -26,8 +27,10 @@ def open_slowly(place: str, begun: str) -> ObjectStore:
 
 
 def main(folder: Path) -> None:
-    root = folder / "flow"
+    layout = Layout(folder, "flow")
+    root = layout.root
     root.mkdir()
+    layout.identity.write_bytes(b"the flow's folder")
     files = [File(f"file-{number}", 1_000) for number in range(5)]
     for file in files:
         (root / file.name).write_bytes(os.urandom(file.size_bytes))
@@ -44,7 +47,7 @@ def main(folder: Path) -> None:
     carrier = ExecutorCarrier(
         SparkExecutors(session, "sending"),
         partial(open_slowly, place, str(begun)),
-        root,
+        layout,
         ThreadCarrier(open_store(place), root, 2),
         least_bytes=1,
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from cutline.errors import CutlineError, DamagedRecordError, ExecutorsFailedError, NotDone, StoreError
+from cutline.layout import Layout
 from cutline.logs import get_logger
 from cutline.ports.executors import Executors
 from cutline.ports.objects import ObjectStore
@@ -93,7 +94,7 @@ class ExecutorCarrier:
         self,
         executors: Executors,
         open_store: Callable[[], ObjectStore],
-        root: Path,
+        layout: Layout,
         driver: ThreadCarrier,
         *,
         least_bytes: int,
@@ -101,7 +102,7 @@ class ExecutorCarrier:
         """``open_store`` travels to the executors; ``least_bytes``: with less it is not worth a job."""
         self._executors = executors
         self._open_store = open_store
-        self._root = root
+        self._layout = layout
         self._driver = driver
         self._least_bytes = least_bytes
         self._is_given_up = threading.Event()
@@ -123,7 +124,7 @@ class ExecutorCarrier:
         self._executors.cancel()
 
     def _by_executors(self, errand: Errand, files: Sequence[File], done: Done) -> None:
-        work = partial(_carry_part, self._open_store, str(self._root), errand)
+        work = partial(_carry_part, self._open_store, _folder_of(self._layout), errand)
         for parts in jobs_of(files, self._executors.slots()):
             if self._is_given_up.is_set():
                 return
@@ -153,10 +154,33 @@ class _Report(NamedTuple):
     problem: str
 
 
-def _carry_part(open_store: Callable[[], ObjectStore], root: str, errand: Errand, part: Sequence[File]) -> _Report:
+class _Folder(NamedTuple):
+    """The flow's folder, so that an executor knows it from one of the same name on a disk of its own."""
+
+    root: str
+    identity: str
+    content: bytes
+
+
+def _folder_of(layout: Layout) -> _Folder:
+    return _Folder(str(layout.root), str(layout.identity), layout.identity.read_bytes())
+
+
+def _is_seen(folder: _Folder) -> bool:
+    try:
+        return Path(folder.identity).read_bytes() == folder.content
+    except OSError:
+        return False
+
+
+def _carry_part(
+    open_store: Callable[[], ObjectStore], folder: _Folder, errand: Errand, part: Sequence[File]
+) -> _Report:
     """Runs on an executor. Raises nothing: a failed task would be repeated, and take the others' reports with it."""
     carried: list[Carried] = []
     problems: list[str] = []
+    if not _is_seen(folder):  # what is fetched would lie on a disk where nobody looks for it, or clears it away
+        return _Report([], "an executor does not see the flow's folder")
     try:
         store = open_store()
     except CutlineError as error:
@@ -165,7 +189,7 @@ def _carry_part(open_store: Callable[[], ObjectStore], root: str, errand: Errand
     def one(file: File) -> None:
         try:
             if not problems:
-                carried.append(_carry_one(errand, store, Path(root), file))
+                carried.append(_carry_one(errand, store, Path(folder.root), file))
         except StoreError as error:
             problems.append(str(error))
         except DamagedRecordError:

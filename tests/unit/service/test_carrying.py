@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from cutline.errors import DamagedRecordError, NotDone
+from cutline.layout import Layout
 from cutline.objects import open_store
 from cutline.ports import ObjectStore
 from cutline.service import carrying
@@ -28,13 +30,15 @@ class Place:
     """A flow's folder, a store, executors; and what the carrier has said."""
 
     def __init__(self, tmp_path: Path, *, least_bytes: int = 0, at: str = "store") -> None:
-        self.root = tmp_path / "flow"
+        self.layout = Layout(tmp_path, "flow")
+        self.root = self.layout.root
         self.root.mkdir(exist_ok=True)
+        self.layout.identity.write_bytes(b"the flow's own")
         self.open: Callable[[], ObjectStore] = partial(open_store, str(tmp_path / at))
         self.store = open_store(str(tmp_path / "store"))
         self.executors = PickledExecutors()
         driver = ThreadCarrier(self.store, self.root, 4)
-        self.carrier = ExecutorCarrier(self.executors, self.open, self.root, driver, least_bytes=least_bytes)
+        self.carrier = ExecutorCarrier(self.executors, self.open, self.layout, driver, least_bytes=least_bytes)
         self.done: list[Carried] = []
 
     def blob(self, content: bytes) -> File:
@@ -104,6 +108,31 @@ def test_a_file_that_executors_cannot_see_is_sent_by_the_driver(tmp_path: Path) 
     place.executors.before, place.executors.told = before, told
     place.carry(files)
     place.assert_all_there(files)
+
+
+@pytest.mark.parametrize("identity", [None, b"of another flow"])
+def test_on_a_host_with_another_folder_of_that_name_nothing_is_written(tmp_path: Path, identity: bytes | None) -> None:
+    place = Place(tmp_path)
+    files = some_files(place)
+    place.carry(files)
+    shutil.rmtree(place.root / "blobs")
+    place.done.clear()
+    seen: list[bool] = []
+
+    def before() -> None:
+        place.layout.identity.unlink()
+        if identity is not None:
+            place.layout.identity.write_bytes(identity)
+
+    def told(report: Any) -> Any:
+        seen.append((place.root / "blobs").exists())
+        place.layout.identity.write_bytes(b"the flow's own")
+        return report
+
+    place.executors.before, place.executors.told = before, told
+    place.carry(files, FETCH)
+    assert seen and not any(seen)
+    assert place.names_done() == sorted(file.name for file in files)
 
 
 def test_another_file_of_the_same_name_on_an_executor_is_not_sent(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ class OperatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_interval_ms: int | None = None
     #: An operator that has not acknowledged an epoch after this long fails it.
     checkpoint_timeout_ms: int | None = None
+    #: At least so long between two times that this operator's content is sent to the remote tier.
+    replicate_interval_ms: int | None = None
 
     def sets_alignment(self) -> bool:
         return self.mode is not None or self.alignment_timeout_ms is not None
@@ -132,6 +134,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replicate_interval_ms: int = 0
     #: What no checkpoint needs is left in the remote tier for so long: somebody may be about to need it.
     remote_grace_ms: int = 3_600_000
+    #: With at least so much to send or fetch at once, executors do it in Spark jobs of their own; 0: never.
+    #: None: 64 MB if they are on other machines than the driver, otherwise always the driver.
+    executor_transfer_bytes: int | None = None
     #: By the operator's name; wins over what the flow's code says of it.
     operators: dict[str, OperatorOptions] = {}
 
@@ -165,7 +170,7 @@ _ABOVE_ZERO = {
     "message_retry": "messages would be repeated without end",
 }
 #: A channel without any room would block its producer for good.
-_SIZES = {"channel_capacity_bytes": 1, "max_batch_bytes": 1}
+_SIZES = {"channel_capacity_bytes": 1, "max_batch_bytes": 1, "executor_transfer_bytes": 0}
 _COUNTS = {
     "max_concurrent_checkpoints": 1,
     "retain_checkpoints": 1,
@@ -192,7 +197,13 @@ OPTION_NAMES: tuple[str, ...] = (
     *("remote_options", "operators"),
 )
 #: Those of them that an operator may have for itself.
-OPERATOR_OPTION_NAMES: tuple[str, ...] = ("mode", "alignment_timeout", "checkpoint_timeout", "checkpoint_interval")
+OPERATOR_OPTION_NAMES: tuple[str, ...] = (
+    "mode",
+    "alignment_timeout",
+    "checkpoint_timeout",
+    "checkpoint_interval",
+    "replicate_interval",
+)
 
 
 def _field(name: str, value: Any) -> tuple[str, Any]:

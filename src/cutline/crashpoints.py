@@ -50,6 +50,7 @@ POINTS: tuple[str, ...] = (
 )
 #: Passed only with a remote tier, with Spark's directories elsewhere, or when a savepoint is taken.
 REMOTE_POINTS: tuple[str, ...] = (
+    "remote-announced",  # the remote tier knows what is about to be sent ahead; nothing of it is there
     "remote-sent",  # all that a checkpoint needs is in the remote tier, but not its manifest
     "remote-sealed",  # the checkpoint is in the remote tier; nobody here knows
     "remote-fetched-records",  # manifests and records are back; no content is

@@ -71,6 +71,10 @@ class JvmLostError(FlowFailedError):
     """The JVM that runs the queries has ended, and with it all of them."""
 
 
+class ExecutorsFailedError(CutlineError):
+    """The executors did not do a piece of work that is no query's; nothing is known of what they did of it."""
+
+
 class SinkError(CutlineError):
     """A sink cannot be used as asked, or does not match what the flow knows of it."""
 

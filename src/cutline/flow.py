@@ -57,14 +57,15 @@ class Flow:
         alignment_timeout: str | float | None = None,
         checkpoint_timeout: str | float | None = None,
         checkpoint_interval: str | float | None = None,
+        replicate_interval: str | float | None = None,
     ) -> Callable[[Callable[..., DataFrame]], Operator]:
         """Declare an operator.
 
         Without ``inputs`` it is a source: the function gets the session and returns any streaming DataFrame. With
         inputs it gets one streaming DataFrame per input, in that order, and returns one. A parameter named ``spark``
         gets the session as well. ``subtasks`` is the number of state partitions. ``mode``, ``alignment_timeout``,
-        ``checkpoint_timeout`` and (in per-operator mode) ``checkpoint_interval`` are options of the flow that this
-        operator has for itself; configuration wins over them.
+        ``checkpoint_timeout``, ``replicate_interval`` and (in per-operator mode) ``checkpoint_interval`` are options
+        of the flow that this operator has for itself; configuration wins over them.
         """
 
         def declare(function: Callable[..., DataFrame]) -> Operator:
@@ -95,6 +96,7 @@ class Flow:
                         "alignment_timeout": alignment_timeout,
                         "checkpoint_timeout": checkpoint_timeout,
                         "checkpoint_interval": checkpoint_interval,
+                        "replicate_interval": replicate_interval,
                     },
                     where=f"operator {operator}",
                 ),

@@ -19,13 +19,14 @@ from cutline.graph import FlowGraph
 from cutline.ids import Epoch, FlowName, Generation, OperatorId
 from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
-from cutline.ports import Engine, ObjectStore
+from cutline.ports import Engine, Executors, ObjectStore
 from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.messages import ReleaseEpochs
 from cutline.protocol.retention import EpochNeeds
+from cutline.service.carrying import PARALLELISM, Carrier, ExecutorCarrier, ThreadCarrier
 from cutline.service.clock import now_ms
 from cutline.service.coordinator import CoordinatorService
-from cutline.service.cores import check_operator_options, coordinator_core, own_options, trigger_settings
+from cutline.service.cores import cadence_of, check_operator_options, coordinator_core, own_options, trigger_settings
 from cutline.service.janitor import Janitor, needs_behind_log
 from cutline.service.lock import FlowLock
 from cutline.service.log_check import gather_segments
@@ -52,6 +53,8 @@ CONFIG_FILE = "cutline.toml"
 BUCKET_SCHEMES = ("s3://", "gs://", "az://")
 #: Names of options that no file of ours may hold.
 _SECRET = re.compile(r"secret|token|password|credential|access_?key|account_?key|sas", re.IGNORECASE)
+#: Sending less than this takes the driver about as long as a job takes to begin (benchmarks/uploads.py).
+_WORTH_A_JOB_BYTES = 64 << 20
 
 
 def load_options(settings: Mapping[str, Any], *, config_file: Path | None = None) -> Options:
@@ -81,12 +84,22 @@ def start_flow(
     try:
         # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
         from cutline.spark.engine import SparkEngine
+        from cutline.spark.executors import SparkExecutors
         from cutline.spark.session import jvm_pid, open_session
 
         session = open_session(flow.name, spark)
         lock.note_jvm(jvm_pid(session))
         engine = SparkEngine(session, graph, flow.functions, layout, options)
-        run = run_on(engine, flow, graph, options, layout, release_lock=lock.release, restore_to=restore_to)
+        run = run_on(
+            engine,
+            flow,
+            graph,
+            options,
+            layout,
+            executors=SparkExecutors(session, flow.name),
+            release_lock=lock.release,
+            restore_to=restore_to,
+        )
     except BaseException:
         lock.release()
         raise
@@ -101,15 +114,19 @@ def run_on(
     options: Options,
     layout: Layout,
     *,
+    executors: Executors | None = None,
     release_lock: Callable[[], None],
     restore_to: int | str | None = None,
 ) -> RunningFlow:
-    """Bring the flow back and start it on an engine; the caller holds the flow's lock."""
+    """Bring the flow back and start it on an engine; the caller holds the flow's lock.
+
+    ``executors``: who carries what is large between the tiers; None: threads of this process carry all.
+    """
     plans = engine.plan()
     _identify(layout, graph)
     metadata = SqliteMetadata(layout.metadata)
     snapshots = LocalSnapshotStore(layout, live_dirs=engine.live_dirs())
-    replica = _open_replica(graph, options, layout)
+    replica = _open_replica(graph, options, layout, executors)
     remote = RemoteTier(replica, graph.flow) if replica is not None else None
     _settle_segments(options, layout, graph.flow)
     recovery = Recovery(
@@ -207,7 +224,7 @@ def run_on(
         )
     replicator = _build_replicator(
         replica,
-        flow=graph.flow,
+        graph=graph,
         options=options,
         snapshots=snapshots,
         metadata=metadata,
@@ -362,7 +379,7 @@ def _follow_messages(metrics: Metrics, coordinator: CoordinatorService) -> None:
 def _build_replicator(
     replica: Replica | None,
     *,
-    flow: FlowName,
+    graph: FlowGraph,
     options: Options,
     snapshots: LocalSnapshotStore,
     metadata: SqliteMetadata,
@@ -375,7 +392,7 @@ def _build_replicator(
     if replica is None:
         return None
     return Replicator(
-        flow=flow,
+        flow=graph.flow,
         replica=replica,
         snapshots=snapshots,
         generation=generation,
@@ -385,7 +402,7 @@ def _build_replicator(
         check_fence=metadata.check_fence,
         pins=metadata.pins,
         published=published,
-        interval_ms=options.replicate_interval_ms,
+        cadence=cadence_of(graph, options),
         retain=options.retain_checkpoints,
         grace_ms=options.remote_grace_ms,
         on_fatal=on_fatal,
@@ -394,9 +411,15 @@ def _build_replicator(
 
 def store_at(place: str, remote_options: Mapping[str, str] | None = None) -> ObjectStore:
     """A folder, or the address of a bucket, as an object store."""
+    return _opening_of(place, remote_options)()
+
+
+def _opening_of(place: str, remote_options: Mapping[str, str] | None = None) -> Callable[[], ObjectStore]:
+    """How to open it, as something that can be pickled and done by an executor too."""
     from cutline.objects import open_store
 
-    return open_store(place, (remote_options or {}) if place.startswith(BUCKET_SCHEMES) else {})
+    is_bucket = place.startswith(BUCKET_SCHEMES)
+    return partial(open_store, place, dict(remote_options or {}) if is_bucket else {})
 
 
 def restore_target(layout: Layout, savepoints: Savepoints, restore_to: int | str | None) -> Epoch | None:
@@ -413,7 +436,7 @@ def restore_target(layout: Layout, savepoints: Savepoints, restore_to: int | str
     return savepoints.fetch(restore_to).epoch
 
 
-def _open_replica(graph: FlowGraph, options: Options, layout: Layout) -> Replica | None:
+def _open_replica(graph: FlowGraph, options: Options, layout: Layout, executors: Executors | None) -> Replica | None:
     if not options.remote:
         if options.durable == "remote":
             raise ConfigError(
@@ -426,7 +449,23 @@ def _open_replica(graph: FlowGraph, options: Options, layout: Layout) -> Replica
             next_step="choose another mode, or leave remote out",
             flow=graph.flow,
         )
-    return Replica(store_at(f"{options.remote.rstrip('/')}/{graph.flow}", options.remote_options), layout)
+    open_remote = _opening_of(f"{options.remote.rstrip('/')}/{graph.flow}", options.remote_options)
+    store = open_remote()
+    carrier: Carrier = (driver := ThreadCarrier(store, layout.root, PARALLELISM))
+    least_bytes = _least_for(executors, options)
+    # What is in the memory of this process no executor can reach.
+    if executors is not None and least_bytes and not store.url.startswith("memory:"):
+        # An executor may run in another folder: for it the place must not be a relative one.
+        open_there = _opening_of(store.url) if store.url.startswith("file:") else open_remote
+        carrier = ExecutorCarrier(executors, open_there, layout, driver, least_bytes=least_bytes)
+    return Replica(store, layout, carrier=carrier)
+
+
+def _least_for(executors: Executors | None, options: Options) -> int:
+    """How much is worth a job; 0: nothing is."""
+    if executors is None or options.executor_transfer_bytes is not None:
+        return options.executor_transfer_bytes or 0
+    return _WORTH_A_JOB_BYTES if executors.are_elsewhere() else 0
 
 
 def _settle_segments(options: Options, layout: Layout, flow: FlowName) -> None:

@@ -26,7 +26,7 @@ from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
 from cutline.layout import Layout
 from cutline.objects import open_store
-from cutline.ports import OperatorPlan, Segment, SegmentPlace, StagedBatch, StagedTask, StageJob
+from cutline.ports import Executors, OperatorPlan, Segment, SegmentPlace, StagedBatch, StagedTask, StageJob
 from cutline.protocol.commit import CommitPermit
 from cutline.protocol.messages import CheckpointOptions
 from cutline.service.cores import check_operator_options
@@ -129,6 +129,7 @@ class SparklessFlow:
         own: Mapping[OperatorId, Mapping[str, Any]] | None = None,
         restore_to: int | str | None = None,
         on_rollback: str = "rewind",
+        executors: Executors | None = None,
         **settings: Any,
     ) -> None:
         """``own``: what the code of the flow says of single operators; ``on_rollback``: of its sink."""
@@ -155,6 +156,7 @@ class SparklessFlow:
             self.graph,
             self.options,
             self.layout,
+            executors=executors,
             release_lock=lambda: None,
             restore_to=restore_to,
         )

@@ -22,6 +22,7 @@ from cutline.ports import (
     Tombstone,
 )
 from cutline.protocol.messages import Timings
+from cutline.service.sent_ahead import AheadRecord
 
 SOURCE, TOTALS, TABLE = OperatorId("source"), OperatorId("totals"), SinkId("table")
 STAGED = StagedBatch(
@@ -59,6 +60,7 @@ def _cut(barrier: int, positions: dict[OperatorId, Position]) -> OperatorCut:
 
 
 EXAMPLES: dict[str, Any] = {
+    "ahead": AheadRecord(names=["blobs/ab/" + "ab" * 32, "channels/cards/data/g000003-b00000041-p0000-0a1b2c.arrow"]),
     "flow": {"name": "payments", "created_ms": 1_704_067_200_000},
     "generation": GenerationRecord(
         generation=Generation(3),

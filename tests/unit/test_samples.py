@@ -17,6 +17,7 @@ from cutline import records
 from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry, DataEntry
 from cutline.ports import GenerationRecord, Manifest, OperatorRecord, Tombstone
+from cutline.service.sent_ahead import AheadRecord
 from tests.support import stored_records
 
 SAMPLES = Path(__file__).parent / "samples" / f"format-{records.FORMAT_VERSION}"
@@ -28,6 +29,7 @@ KINDS: dict[str, tuple[str, type[Any]]] = {
     "tombstone": ("aborted", Tombstone),
     "entry-data": ("entry", DataEntry),
     "entry-barrier": ("entry", BarrierEntry),
+    "ahead": ("ahead", AheadRecord),
 }
 
 

@@ -15,6 +15,7 @@ from cutline.ports.engine import (
     StageJob,
     StreamingBatch,
 )
+from cutline.ports.executors import Executors
 from cutline.ports.metadata import EpochOutcome, MetadataStore, PendingRecord
 from cutline.ports.objects import ObjectInfo, ObjectStore
 from cutline.ports.sinks import Piece, Sink, SinkContext, StageAttempt, StagedBatch, Stager, StageWriter
@@ -42,6 +43,7 @@ __all__ = [
     "ChannelCut",
     "Engine",
     "EpochOutcome",
+    "Executors",
     "FileSet",
     "GenerationRecord",
     "InFlight",

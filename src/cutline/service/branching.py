@@ -24,8 +24,9 @@ from cutline.errors import ConfigError, DamagedRecordError
 from cutline.ids import Epoch, FlowName, OperatorId
 from cutline.layout import Layout
 from cutline.ports import GenerationRecord, Manifest, OperatorRecord, SnapshotFile
+from cutline.service.checkpoint_content import entry_paths
 from cutline.service.clock import now_ms
-from cutline.service.replica import Replica, entry_paths
+from cutline.service.replica import Replica
 
 V = TypeVar("V")
 

@@ -25,6 +25,7 @@ from cutline.ports import GenerationRecord, Manifest, MetadataStore, SnapshotSto
 from cutline.ports.objects import ObjectInfo
 from cutline.protocol.recovery import Incarnation, live_epochs
 from cutline.protocol.retention import EpochNeeds, truncation_points
+from cutline.service import sent_ahead
 from cutline.service.clock import now_ms
 from cutline.service.janitor import Janitor, needs_behind_log, needs_of
 from cutline.service.manifests import is_of_history, lineage_of
@@ -43,6 +44,7 @@ WHY = {
     "pins": "the process that held these files is gone",
     "spark": "no operator runs on it",
     "manifest": "the remote tier keeps newer checkpoints",
+    "ahead": "who sent this ahead has ended",
 }
 
 
@@ -401,6 +403,8 @@ def _kind_of(path: str) -> str:
     parts = path.split("/")
     if durable.is_temporary(parts[-1]):
         return "temporary"
+    if parts[0] == sent_ahead.FOLDER:
+        return "ahead"
     if parts[0] == "checkpoints":
         return "manifest" if parts[-1] == "manifest.json" else "record"
     if parts[0] == "channels":

@@ -13,6 +13,7 @@ from cutline.protocol.coordinator import Coordinator, EpochNumbers, Settings, To
 from cutline.protocol.per_operator import FlowCoordinator, PerOperatorCoordinator
 from cutline.protocol.retention import RetentionPolicy
 from cutline.protocol.trigger import TriggerPolicy, TriggerSettings
+from cutline.service.cadence import Cadence
 from cutline.service.clock import now_ms
 from cutline.service.manifests import complete_epoch
 from cutline.service.recovery import Recovered
@@ -55,11 +56,41 @@ def check_operator_options(graph: FlowGraph, options: Options) -> None:
                 flow=graph.flow,
                 operator=name,
             )
+        if own.replicate_interval_ms is not None:
+            _check_own_replication(graph, options, name)
+
+
+def _check_own_replication(graph: FlowGraph, options: Options, operator: OperatorId) -> None:
+    if options.is_per_operator:
+        raise ConfigError(
+            "replicate_interval of an operator means nothing in per-operator mode, which has no remote tier",
+            next_step="leave it out",
+            flow=graph.flow,
+            operator=operator,
+        )
+    if options.durable == "remote":
+        raise ConfigError(
+            'replicate_interval of an operator means nothing with durable = "remote": each checkpoint is sent at once',
+            next_step='leave it out, or set durable = "local"',
+            flow=graph.flow,
+            operator=operator,
+        )
 
 
 def own_options(graph: FlowGraph, options: Options, operator: OperatorId) -> OperatorOptions:
     """What an operator has for itself: configuration wins over code."""
     return options.operators.get(operator, OperatorOptions()).over(graph.node(operator).options)
+
+
+def cadence_of(graph: FlowGraph, options: Options) -> Cadence:
+    """How often what goes to the remote tier."""
+    own_ms = {name: own_options(graph, options, name).replicate_interval_ms for name in graph.names}
+    if all(one is None for one in own_ms.values()):
+        return Cadence(options.replicate_interval_ms, {})
+    return Cadence(
+        options.replicate_interval_ms,
+        {name: options.replicate_interval_ms if one is None else one for name, one in own_ms.items()},
+    )
 
 
 def trigger_settings(options: Options, own_interval_ms: int | None = None) -> TriggerSettings:

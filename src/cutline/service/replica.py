@@ -7,38 +7,31 @@ What is content-addressed or numbered never changes, so what is there already is
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-
 from cutline import durable, records
-from cutline.channels import entries as codec
-from cutline.channels.entries import DataEntry
 from cutline.channels.segment_store import SegmentStore
+from cutline.crashpoints import crashpoint
 from cutline.errors import DamagedRecordError, FencedError, MissingObject, OutcomeUnknown, StoreError
-from cutline.ids import NO_EPOCH, Epoch, Generation, OperatorId, Position
+from cutline.ids import NO_EPOCH, Epoch, Generation, OperatorId
 from cutline.layout import Layout
-from cutline.ports import GenerationRecord, Manifest, ObjectStore, OperatorRecord
+from cutline.ports import GenerationRecord, Manifest, ObjectStore
 from cutline.ports.objects import ObjectInfo
-from cutline.protocol.retention import EpochNeeds
-from cutline.service.janitor import needs_of
-from cutline.service.manifests import lineage_of
+from cutline.service import sent_ahead
+from cutline.service.carrying import PARALLELISM, Carrier, ThreadCarrier
+from cutline.service.checkpoint_content import content_paths, names_in, record_paths
+from cutline.service.fetching import Fetching
+from cutline.service.sent_ahead import SentAhead
+from cutline.service.transfer import PACKED_SUFFIX, SEND, Carried, File
 
-#: Larger files are sent in parts as they are; smaller ones fit into memory, and are packed if that pays.
-_PACKED_BYTES = 32 << 20
-_SMALL_BYTES = 4 << 10
-_PACKED_SUFFIX = ".zst"
-#: Packing pays if it saves a fifth.
-_PAYS = 0.8
 #: What was sent so long ago is sent again: a collector with a short grace period may have taken it.
 _YOUNG_SECONDS = 60.0
-_MANIFEST, _RECORD, _GENERATION, _PUBLISHED = "manifest", "operator", "generation", "published"
+_MANIFEST, _GENERATION, _PUBLISHED = "manifest", "generation", "published"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +49,33 @@ class Copied:
 class Replica:
     """One flow's place in an object store."""
 
-    def __init__(self, store: ObjectStore, layout: Layout, *, parallelism: int = 8, has_rivals: bool = True) -> None:
-        """``has_rivals``: other hosts may write there too, each in generations that it has claimed."""
+    def __init__(
+        self,
+        store: ObjectStore,
+        layout: Layout,
+        *,
+        has_rivals: bool = True,
+        carrier: Carrier | None = None,
+    ) -> None:
+        """``has_rivals``: other hosts may write there too, each in generations that it has claimed.
+
+        ``carrier``: who carries the content; None: threads of this process.
+        """
         self._store = store
         self._has_rivals = has_rivals
         #: Tells our claims from those of others.
         self._token = str(uuid.uuid4()).encode()
         self._claimed: set[Generation] = set()
         self._layout = layout
-        self._parallelism = parallelism
+        self._carrier = carrier or ThreadCarrier(store, layout.root, PARALLELISM)
+        self._fetching = Fetching(store, layout, self._carrier)
         #: What the newest checkpoint there needs, which no collector takes; None: not looked at yet. Whatever else lies
         #: there may be gone at any time, so it is sent again.
         self._trusted: frozenset[str] | None = None
         #: Sent of late, for a checkpoint that is not sealed: too young for any collector.
         self._sent: dict[str, float] = {}
+        #: Sent before its checkpoint, perhaps long ago, and held there.
+        self._ahead = SentAhead(store)
         #: Small ones that are never collected.
         self._created: set[str] = set()
 
@@ -148,13 +154,13 @@ class Replica:
 
     def send(self, manifest: Manifest) -> Copied:
         """Send all that the checkpoint needs but its manifest. Raises StoreError; sending again does no harm."""
-        if self._trusted is None:
-            self._trusted = self._needed_by_newest()
-        young = time.monotonic() - _YOUNG_SECONDS
-        self._sent = {name: sent_s for name, sent_s in self._sent.items() if sent_s > young}
-        wanted = [path for path in self._content_of(manifest) if not self._is_there(path)]
-        with ThreadPoolExecutor(self._parallelism) as pool:
-            sent = list(pool.map(self._send, wanted))
+        missing = self._missing(content_paths(manifest, self._layout))
+        # What was sent ahead is held there, and looked for nevertheless: the checkpoint is about to rest on it.
+        doubtful = {path: carried for path in missing if (carried := self._ahead.find(self._name(path))) is not None}
+        lost = self._not_arrived(doubtful.values())
+        self._ahead.drop(lost)
+        sent: list[Carried] = []
+        self._send_content((path for path in missing if path not in doubtful or self._name(path) in lost), sent)
         for path in [self._layout.identity, *self._generations(manifest.generation)]:
             name = self._name(path)
             if name not in self._created:
@@ -163,14 +169,33 @@ class Replica:
                 if is_other and path != self._layout.identity:
                     raise self._fenced(Generation(int(path.stem)))
                 self._created.add(name)
-        for path in self._records_of(manifest):
+        for path in record_paths(manifest, self._layout).values():
             self._store.create(self._name(path), path.read_bytes())
-        return Copied(
-            epoch=manifest.epoch,
-            files=len(wanted),
-            size_bytes=sum(size for size, _ in sent),
-            sent_bytes=sum(travelled for _, travelled in sent),
-        )
+        return _copied(manifest.epoch, sent)
+
+    def send_ahead(self, manifest: Manifest, operators: Collection[OperatorId], generation: Generation) -> Copied:
+        """Send what some operators have in a checkpoint that is not sealed yet. ``generation``: in whose name.
+
+        It stays there until a checkpoint that needs it is sealed, or none that is sent ahead later needs it any more.
+        Raises StoreError, DamagedRecordError or FencedError.
+        """
+        self._ahead.enter(generation)
+        needed = set(map(self._name, content_paths(manifest, self._layout)))
+        wanted = [
+            path
+            for path in self._missing(content_paths(manifest, self._layout, operators))
+            if self._ahead.find(self._name(path)) is None
+        ]
+        sent: list[Carried] = []
+        if wanted:
+            self.check_claim(generation)
+            self._ahead.announce(map(self._name, wanted), needed)
+            crashpoint("remote-announced")
+            try:
+                self._send_content(wanted, sent)
+            finally:
+                self._ahead.add(sent)
+        return _copied(manifest.epoch, sent)
 
     def seal(self, manifest: Manifest, generation: Generation, *, published: Epoch = NO_EPOCH) -> Manifest:
         """Create the manifest, when all it needs was sent: now the checkpoint is there. ``generation``: in whose name.
@@ -182,6 +207,7 @@ class Replica:
         Raises StoreError; with OutcomeUnknown it may be there, and must be sealed again until that is known.
         """
         self.check_claim(generation)
+        self._ahead.check(generation)
         if published != NO_EPOCH:
             self._store.replace(_published_name(manifest.epoch), records.encode(_PUBLISHED, published))
         path = self._name(self._layout.manifest(manifest.epoch))
@@ -192,8 +218,9 @@ class Replica:
         except StoreError as error:
             raise OutcomeUnknown(f"it is sealed, but who else is there is not known: {error}") from error
         if is_created:
-            self._trusted = frozenset(self._name(one) for one in self._content_of(manifest))
+            self._trusted = frozenset(map(self._name, content_paths(manifest, self._layout)))
             self._sent.clear()
+            self._ahead.drop(self._trusted)
             return manifest
         self._trusted = None  # it is another's, or of an attempt whose end was not known: look again
         there = self.load_manifest(manifest.epoch)
@@ -209,44 +236,49 @@ class Replica:
     def _name(self, path: Path) -> str:
         return path.relative_to(self._layout.root).as_posix()
 
+    def _missing(self, paths: Iterable[Path]) -> list[Path]:
+        """What is neither needed by the newest checkpoint there nor was sent of late, each once."""
+        if self._trusted is None:
+            self._trusted = self._needed_by_newest()
+        young = time.monotonic() - _YOUNG_SECONDS
+        self._sent = {name: sent_s for name, sent_s in self._sent.items() if sent_s > young}
+        return [path for path in dict.fromkeys(paths) if not self._is_there(path)]
+
     def _is_there(self, path: Path) -> bool:
         name = self._name(path)
         return name in self._sent or name in (self._trusted or ())
 
+    def _not_arrived(self, carried: Collection[Carried]) -> set[str]:
+        with ThreadPoolExecutor(PARALLELISM) as pool:
+            found = pool.map(lambda one: SEND.has_arrived(self._store, self._layout.root, one), carried)
+            return {one.file.name for one, is_there in zip(carried, found, strict=True) if not is_there}
+
     def _needed_by_newest(self) -> frozenset[str]:
         for epoch in reversed(self.epochs()):
             with contextlib.suppress(DamagedRecordError, MissingObject):
-                return frozenset(self._names_of(self.load_manifest(epoch)))
+                return frozenset(names_in(self._store, self.load_manifest(epoch), self._layout))
         return frozenset()
 
-    def _send(self, path: Path) -> tuple[int, int]:
-        try:
-            return self._send_file(path)
-        except OSError as error:
-            raise DamagedRecordError(
-                f"a file of the checkpoint cannot be read: {error}", path=self._name(path)
-            ) from error
+    def _send_content(self, paths: Iterable[Path], sent: list[Carried]) -> None:
+        """``sent`` gets what has arrived, also if the rest fails."""
 
-    def _send_file(self, path: Path) -> tuple[int, int]:
-        self._bring_near(path)
-        name, size = self._name(path), path.stat().st_size
-        sent = size
-        is_blob = self._layout.blobs in path.parents
-        if size <= _PACKED_BYTES:
-            content = path.read_bytes()
-            if is_blob and hashlib.sha256(content).hexdigest() != path.name:
-                raise DamagedRecordError("a blob does not match its hash", path=name)
-            packed = _packed(content)
-            if packed is not None:
-                name, content = name + _PACKED_SUFFIX, packed
-            self._store.replace(name, content)
-            sent = len(content)
-        elif is_blob and _sha256(path) != path.name:
-            raise DamagedRecordError("a blob does not match its hash", path=name)
-        else:
-            self._store.upload(name, path)
-        self._sent[name.removesuffix(_PACKED_SUFFIX)] = time.monotonic()
-        return size, sent
+        def note(carried: Carried, begun_s: float) -> None:
+            sent.append(carried)
+            self._sent[carried.file.name] = begun_s
+
+        self._carrier.carry(SEND, [self._file(path) for path in paths], note)
+
+    def _file(self, path: Path) -> File:
+        name = self._name(path)
+        try:
+            self._bring_near(path)
+            return File(name, path.stat().st_size)
+        except OSError as error:
+            raise DamagedRecordError(f"a file of the checkpoint cannot be read: {error}", path=name) from error
+
+    def give_up(self) -> None:
+        """Make what is being sent or fetched end soon, with NotDone. To be repeated until it has ended."""
+        self._carrier.give_up()
 
     def _bring_near(self, path: Path) -> None:
         """A segment may lie in the object store of the channels; the copy here goes when its entry does."""
@@ -257,102 +289,15 @@ class Replica:
         paths = [path for path in self._layout.generations.iterdir() if not durable.is_temporary(path.name)]
         return sorted(path for path in paths if int(path.stem) <= newest)
 
-    def _records_of(self, manifest: Manifest) -> list[Path]:
-        return [self._layout.record(manifest.epoch, name, cut.generation) for name, cut in manifest.operators.items()]
-
-    def _content_of(self, manifest: Manifest) -> list[Path]:
-        """Blobs, and the part of every log that a restore reads: what is in flight, with its rows, and the barrier."""
-        paths: dict[Path, None] = {}
-        for path in self._records_of(manifest):
-            for file in records.load(_RECORD, path, OperatorRecord).files():
-                if file.content is None:
-                    paths[self._layout.blob(file.sha256)] = None
-        for entry_path, segments in self._log_files(manifest):
-            paths.update(dict.fromkeys([*segments, entry_path]))
-        return list(paths)
-
-    def _log_files(self, manifest: Manifest) -> Iterator[tuple[Path, list[Path]]]:
-        for entry_path in entry_paths(manifest, self._layout):
-            entry = codec.load(entry_path)
-            folder = codec.data_dir(entry_path.parents[1])
-            yield entry_path, [folder / one.name for one in entry.segments] if isinstance(entry, DataEntry) else []
-
     # ------------------------------------------------------------------ fetching
 
     def fetch_records(self) -> list[Epoch]:
-        """Bring what is small into the flow's folder: who it is, its generations, every checkpoint's records.
+        """See ``Fetching``."""
+        return self._fetching.fetch_records()
 
-        Manifests last: killed on the way, no checkpoint is there without its records. Returns the epochs.
-        """
-        # Generations are listed last: each is there before any checkpoint of it.
-        names = [info.path for folder in ("checkpoints", "generations") for info in self._store.walk(folder)]
-        manifests = [name for name in names if name.endswith("/manifest.json")]
-        # Records of checkpoints that were let go of may lie there for a while yet: they are not worth a request each.
-        whole = {name.rpartition("/")[0] for name in manifests} | {"generations"}
-        small = [name for name in names if name.rpartition("/")[0] in whole and not name.endswith("/manifest.json")]
-        with ThreadPoolExecutor(self._parallelism) as pool:
-            for some in (["flow.json", *small], manifests):
-                list(pool.map(self._fetch_small, some))
-        epochs = (Epoch(int(name.split("/")[1])) for name in manifests)
-        return sorted(epoch for epoch in epochs if self._layout.manifest(epoch).exists())
-
-    def _fetch_small(self, name: str) -> None:
-        target = self._layout.root / name
-        if target.exists() and records.is_whole(target.read_bytes()):
-            return
-        durable.make_dir(target.parent)
-        with contextlib.suppress(MissingObject):  # collected meanwhile
-            durable.replace(target, self._store.read(name))
-
-    def fetch_content(self, manifest: Manifest, on_progress: Callable[[int, int], None] = lambda *_: None) -> int:
-        """Bring all that a restore to this epoch reads; what is there and whole is left alone. Returns bytes fetched.
-
-        Blobs are checked against their names. Raises DamagedRecordError or StoreError.
-        """
-        wanted = {
-            file.sha256: file.size_bytes
-            for path in self._records_of(manifest)
-            for file in records.load(_RECORD, path, OperatorRecord).files()
-            if file.content is None
-        }
-        blobs = [self._layout.blob(digest) for digest in wanted if not self._is_whole(digest, wanted[digest])]
-        done = 0
-        with ThreadPoolExecutor(self._parallelism) as pool:
-            for number, size in enumerate(pool.map(self._fetch_blob, blobs), start=1):
-                done += size
-                on_progress(number, len(blobs))
-            entries = list(entry_paths(manifest, self._layout))
-            done += sum(pool.map(self._fetch, entries))
-            segments = [segment for _, found in self._log_files(manifest) for segment in found]
-            done += sum(pool.map(self._fetch, segments))
-        return done
-
-    def _is_whole(self, digest: str, size_bytes: int) -> bool:
-        path = self._layout.blob(digest)
-        return path.exists() and path.stat().st_size == size_bytes and _sha256(path) == digest
-
-    def _fetch_blob(self, path: Path) -> int:
-        path.unlink(missing_ok=True)
-        size = self._fetch(path)
-        if _sha256(path) != path.name:
-            path.unlink()
-            raise DamagedRecordError("a blob in the remote tier does not match its hash", path=self._name(path))
-        return size
-
-    def _fetch(self, path: Path) -> int:
-        """A file that may have been packed; replaces what is there."""
-        durable.make_dir(path.parent)
-        name = self._name(path)
-        try:
-            packed = self._store.read(name + _PACKED_SUFFIX)
-        except MissingObject:
-            try:
-                self._store.download(name, path)
-            except MissingObject as error:
-                raise DamagedRecordError("a file is missing in the remote tier", path=name) from error
-        else:
-            durable.replace(path, _unpacked(packed, name))
-        return path.stat().st_size
+    def fetch_content(self, manifest: Manifest) -> int:
+        """See ``Fetching``."""
+        return self._fetching.fetch_content(manifest)
 
     # ------------------------------------------------------------------ letting go
 
@@ -370,6 +315,9 @@ class Replica:
         Manifests first: killed half-way, a checkpoint is whole or not there. What is younger than ``grace_ms`` may
         belong to a checkpoint that is being copied, by whomever. A dry run returns what would go.
         """
+        # Before the checkpoints are listed: what leaves that record meanwhile is then found in one of them.
+        newest = self.newest_generation()
+        held = sent_ahead.held(self._store, newest)
         there = {epoch: info for info in self._store.walk("checkpoints") if (epoch := _epoch_of(info.path)) is not None}
         gone = [info for epoch, info in sorted(there.items()) if epoch not in keep]
         check_fence()
@@ -379,16 +327,18 @@ class Replica:
         reached = self._reached(kept)
         if not reached:
             return gone
+        reached |= held
         doomed = [
             info
             for info in self._store.walk()
-            if now_ms - info.modified_ms >= grace_ms and self._is_unneeded(info.path, reached)
+            if now_ms - info.modified_ms >= grace_ms and _is_unneeded(info.path, reached, newest)
         ]
         leftovers = self._store.leftovers(grace_ms)
         check_fence()
         if not is_dry_run:
             for info in doomed:  # first: a removal that fails half-way may have removed any of them
-                self._sent.pop(info.path.removesuffix(_PACKED_SUFFIX), None)
+                self._sent.pop(info.path.removesuffix(PACKED_SUFFIX), None)
+                self._ahead.drop([info.path.removesuffix(PACKED_SUFFIX)])
             self._store.delete(info.path for info in doomed)
             self._store.drop_leftovers(grace_ms)
         return [*gone, *doomed, *leftovers]
@@ -399,40 +349,27 @@ class Replica:
         for epoch in epochs:
             reached.add(_published_name(epoch))
             try:
-                reached.update(self._names_of(self.load_manifest(epoch)))
+                reached.update(names_in(self._store, self.load_manifest(epoch), self._layout))
             except MissingObject:
                 if self._store.find(self._name(self._layout.manifest(epoch))) is not None:
                     raise
         return reached
 
-    def _names_of(self, manifest: Manifest) -> Iterator[str]:
-        for path in self._records_of(manifest):
-            name = self._name(path)
-            yield name
-            record = records.decode(_RECORD, self._store.read(name), OperatorRecord, path=name)
-            for file in record.files():
-                if file.content is None:
-                    yield self._name(self._layout.blob(file.sha256))
-        for path in entry_paths(manifest, self._layout):
-            name = self._name(path)
-            yield name
-            entry = self._read_entry(name)
-            folder = self._name(codec.data_dir(path.parents[1]))
-            for segment in entry.segments if isinstance(entry, DataEntry) else ():
-                yield f"{folder}/{segment.name}"
 
-    def _read_entry(self, name: str) -> codec.Entry:
-        try:
-            data = _unpacked(self._store.read(name + _PACKED_SUFFIX), name)
-        except MissingObject:
-            data = self._store.read(name)
-        return codec.decode(data, name)
+def _is_unneeded(path: str, reached: Collection[str], newest: Generation) -> bool:
+    kind, name = path.partition("/")[0], path.removesuffix(PACKED_SUFFIX)
+    if kind == "checkpoints":
+        return not path.endswith("/manifest.json") and name not in reached
+    return (kind in ("blobs", "channels", "published") and name not in reached) or sent_ahead.is_stale(path, newest)
 
-    def _is_unneeded(self, path: str, reached: set[str]) -> bool:
-        kind, name = path.partition("/")[0], path.removesuffix(_PACKED_SUFFIX)
-        if kind == "checkpoints":
-            return not path.endswith("/manifest.json") and name not in reached
-        return kind in ("blobs", "channels", "published") and name not in reached
+
+def _copied(epoch: Epoch, sent: Collection[Carried]) -> Copied:
+    return Copied(
+        epoch=epoch,
+        files=len(sent),
+        size_bytes=sum(one.file.size_bytes for one in sent),
+        sent_bytes=sum(one.stored_bytes for one in sent),
+    )
 
 
 def _published_name(epoch: Epoch) -> str:
@@ -443,36 +380,3 @@ def _epoch_of(path: str) -> Epoch | None:
     """Of a manifest's path; None of any other."""
     _, number, *rest = path.split("/")
     return Epoch(int(number)) if rest == ["manifest.json"] else None
-
-
-def entry_paths(manifest: Manifest, layout: Layout) -> Iterator[Path]:
-    """The entries of every log that a restore reads."""
-    needs: EpochNeeds = needs_of(manifest)
-    for name, cut in manifest.channels.items():
-        lineage = lineage_of(cut.lineage)
-        for seq in range(needs.channels[OperatorId(name)], cut.barrier + 1):
-            position = Position(seq)
-            yield codec.entry_path(layout.channel(name), lineage.owner(position), position)
-
-
-def _packed(content: bytes) -> bytes | None:
-    """None when packing does not pay."""
-    if len(content) < _SMALL_BYTES:
-        return None
-    packed = pa.compress(content, codec="zstd", asbytes=True)
-    header = len(content).to_bytes(8, "little")
-    return header + packed if len(packed) + len(header) <= _PAYS * len(content) else None
-
-
-def _unpacked(packed: bytes, name: str) -> bytes:
-    try:
-        size = int.from_bytes(packed[:8], "little")
-        content: bytes = pa.decompress(packed[8:], decompressed_size=size, codec="zstd", asbytes=True)
-    except (OSError, ValueError, OverflowError, MemoryError) as error:
-        raise DamagedRecordError("a packed file in the remote tier cannot be read", path=name) from error
-    return content
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

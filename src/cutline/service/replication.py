@@ -21,6 +21,7 @@ from cutline.ids import NO_EPOCH, Epoch, FlowName, Generation
 from cutline.logs import get_logger
 from cutline.ports import GenerationRecord, Manifest, SnapshotStore
 from cutline.ports.objects import ObjectInfo
+from cutline.service.cadence import Cadence
 from cutline.service.clock import now_ms
 from cutline.service.replica import Copied, Replica
 
@@ -29,7 +30,7 @@ log = get_logger(__name__)
 _RETRY_SECONDS, _RETRY_LIMIT_SECONDS = 1.0, 30.0
 #: Listing a bucket costs money: what nobody needs any more may wait so long.
 _COLLECT_SECONDS = 30.0
-_STOP_SECONDS = 30.0
+_STOP_SECONDS, _LOOK_SECONDS = 30.0, 0.5
 #: A copy may be under way, or the remote tier be away.
 _TIDY_SECONDS = 300.0
 
@@ -54,6 +55,10 @@ class _Tidy:
     answer: Future[list[ObjectInfo]]
 
 
+class _Ahead:
+    """Some operators' content is due, and the checkpoint as a whole is not."""
+
+
 class Replicator:
     """One copy at a time, newest first; in between, the remote tier is tidied up."""
 
@@ -70,7 +75,7 @@ class Replicator:
         check_fence: Callable[[], None],
         pins: Callable[[], Iterable[Epoch]],
         published: Callable[[], Epoch],
-        interval_ms: int,
+        cadence: Cadence,
         retain: int,
         grace_ms: int,
         on_fatal: Callable[[BaseException], None],
@@ -89,7 +94,7 @@ class Replicator:
         self._check_fence = check_fence
         self._pins = pins
         self._published = published
-        self._interval_s = interval_ms / 1000
+        self._cadence = cadence
         self._retain = retain
         self._grace_ms = grace_ms
         self._on_fatal = on_fatal
@@ -103,7 +108,7 @@ class Replicator:
         self._last_s = float("-inf")
         self._collected_s = time.monotonic()
         self._problem = ""
-        self._totals = {"epochs": 0, "files": 0, "size_bytes": 0, "sent_bytes": 0, "failures": 0}
+        self._totals = {"epochs": 0, "files": 0, "size_bytes": 0, "sent_bytes": 0, "ahead_bytes": 0, "failures": 0}
         self._last_ms = 0.0
         self._thread = threading.Thread(target=self._run, name="cutline-replicator", daemon=True)
 
@@ -116,8 +121,10 @@ class Replicator:
         """What is being copied is given up: it is copied again by the next start."""
         self._stopping.set()
         self._requests.put(None)
-        if self._thread.is_alive():
-            self._thread.join(timeout=_STOP_SECONDS)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._replica.give_up()  # again and again: it may be just about to begin a job that nobody has cancelled
+            self._thread.join(timeout=_LOOK_SECONDS)
 
     def completed(self, epoch: Epoch) -> None:
         """A checkpoint is complete: it, or a later one, follows."""
@@ -181,6 +188,8 @@ class Replicator:
             self._bring_first(request)
         elif isinstance(request, _Tidy):
             self._tidy(request)
+        elif isinstance(request, _Ahead):
+            self._send_ahead()
         elif request > self._done_up_to:
             self._attempt(request)
         self._collect()
@@ -191,18 +200,21 @@ class Replicator:
             self._enter()
             self._bring(newest)
         except StoreError as error:
+            if self._stopping.is_set():
+                return  # it was given up
             self._failed(error)
             self._pause_s = min(max(self._pause_s * 2, _RETRY_SECONDS), _RETRY_LIMIT_SECONDS)
             self._last_s = time.monotonic()
 
-    def _next(self) -> _First | _Tidy | Epoch | None:
-        """What to do now: whoever waits comes first, then the newest epoch when its time has come."""
-        pause_s = max(self._interval_s if not self._pause_s else 0.0, self._pause_s)
-        wait = None if self._newest <= self._done_up_to else max(self._last_s + pause_s - time.monotonic(), 0)
+    def _next(self) -> _First | _Tidy | _Ahead | Epoch | None:
+        """What to do now: whoever waits comes first, then the newest epoch when its time has come, or part of it."""
+        seal_s = self._last_s + (self._pause_s or self._cadence.seal_s)
+        due_s = min(seal_s, self._cadence.ahead_s(self._newest))
+        wait = None if self._newest <= self._done_up_to else max(due_s - time.monotonic(), 0)
         try:
             request = self._requests.get(timeout=wait)
         except queue.Empty:
-            return self._newest
+            return self._newest if seal_s <= time.monotonic() else _Ahead()
         if request is None or isinstance(request, _First | _Tidy):
             return request
         self._newest = max(self._newest, request)
@@ -228,6 +240,37 @@ class Replicator:
                 self._let_go(epoch)
         if not kept:
             self._done_up_to = max(self._done_up_to, newest)
+
+    def _send_ahead(self) -> None:
+        """Of the newest epoch, what those have that are due. What fails is tried again, then perhaps of a newer one."""
+        operators = self._cadence.due(self._newest, time.monotonic())
+        if not operators:
+            return  # woken a moment too early
+        kept = [epoch for epoch in self._snapshots.epochs() if self._done_up_to < epoch <= self._newest]
+        epoch = max(kept, default=NO_EPOCH)
+        if not self._hold(epoch):
+            # A later one has taken its place, and its completion is in the queue.
+            self._cadence.sent(operators, self._newest, time.monotonic())
+            return
+        try:
+            self._enter()
+            manifest = self._snapshots.load_manifest(epoch)
+            copied = self._replica.send_ahead(manifest, operators, self._generation())
+        except StoreError as error:
+            self._cadence.failed(time.monotonic())
+            if not self._stopping.is_set():
+                self._failed(error)
+        except DamagedRecordError as error:
+            # Whoever seals it will find out too, and skip it for good.
+            self._cadence.sent(operators, self._newest, time.monotonic())
+            self._failed(error)
+        else:
+            self._cadence.sent(operators, self._newest, time.monotonic())
+            self._problem = ""
+            self._count(copied)
+            self._totals["ahead_bytes"] += copied.sent_bytes
+        finally:
+            self._let_go(epoch)
 
     def _copy(self, epoch: Epoch) -> None:
         try:
@@ -286,10 +329,14 @@ class Replicator:
         self._pause_s = 0.0
         self._last_ms = (time.monotonic() - self._last_s) * 1000
         self._problem = ""
+        self._cadence.sealed(copied.epoch, time.monotonic())
         self._totals["epochs"] += 1
+        self._count(copied)
+        log.info("checkpoint_copied", flow=self._flow, epoch=copied.epoch, files=copied.files, bytes=copied.sent_bytes)
+
+    def _count(self, copied: Copied) -> None:
         for name in ("files", "size_bytes", "sent_bytes"):
             self._totals[name] += getattr(copied, name)
-        log.info("checkpoint_copied", flow=self._flow, epoch=copied.epoch, files=copied.files, bytes=copied.sent_bytes)
 
     def _failed(self, error: CutlineError) -> None:
         self._problem = str(error)

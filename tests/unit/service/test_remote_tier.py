@@ -18,6 +18,7 @@ from cutline.ids import Epoch, OperatorId
 from cutline.layout import Layout
 from cutline.objects import open_store
 from cutline.ports import ObjectStore
+from cutline.service.checkpoint_content import content_paths, names_in
 from cutline.service.replica import Replica
 from tests.support.killing import is_killed_at
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
@@ -239,7 +240,11 @@ def test_old_checkpoints_and_what_only_they_need_leave_the_remote_tier(tmp_path:
         flow.run._replicator.collect()  # type: ignore[union-attr]
         replica = replica_of(flow, tmp_path)
         assert replica.epochs() == [4, 5]
-        needed = {name for epoch in (4, 5) for name in replica._names_of(replica.load_manifest(Epoch(epoch)))}
+        needed = {
+            name
+            for epoch in (4, 5)
+            for name in names_in(replica._store, replica.load_manifest(Epoch(epoch)), flow.layout)
+        }
         there = {info.path.removesuffix(".zst") for info in replica._store.walk()}
         assert needed <= there
         assert {name for name in there if name.startswith(("blobs/", "channels/"))} <= needed
@@ -366,9 +371,10 @@ def test_what_somebody_has_removed_from_the_bucket_is_sent_again(tmp_path: Path)
         copied(flow, flow.checkpoint())
         replica = flow.run._replicator._replica  # type: ignore[union-attr]
         newest = flow.snapshots.load_manifest(Epoch(2))
-        orphan = next(path for path in replica._content_of(flow.snapshots.load_manifest(Epoch(1))))
-        assert not replica._is_there(orphan) or orphan in replica._content_of(newest)
-        assert all(replica._is_there(path) for path in replica._content_of(newest))
+        orphan = next(content_paths(flow.snapshots.load_manifest(Epoch(1)), flow.layout))
+        content = set(content_paths(newest, flow.layout))
+        assert not replica._is_there(orphan) or orphan in content
+        assert all(replica._is_there(path) for path in content)
     lose_host(tmp_path)
     with running(tmp_path, **remote(tmp_path)) as flow:
         assert flow.recovered.restored_epoch == 2

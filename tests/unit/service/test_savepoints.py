@@ -14,6 +14,7 @@ from cutline.cli.main import app
 from cutline.errors import ConfigError, DamagedRecordError, RequestFailedError, UnknownSavepointError
 from cutline.ids import Epoch, FlowName, OperatorId
 from cutline.layout import Layout
+from cutline.service.checkpoint_content import names_in
 from cutline.service.requests import ask
 from cutline.service.savepoints import Savepoints
 from cutline.snapshots.store import LocalSnapshotStore
@@ -54,7 +55,7 @@ def test_a_savepoint_is_drained_self_contained_and_stays(tmp_path: Path) -> None
         assert [one.name for one in flow.run.savepoints()] == ["before-deploy"]
     store = Savepoints(flow.layout, store_at).replica("before-deploy")
     assert store.epochs() == [1]
-    needed = set(store._names_of(store.load_manifest(store.epochs()[0])))
+    needed = set(names_in(store._store, store.load_manifest(store.epochs()[0]), flow.layout))
     there = {info.path.removesuffix(".zst") for info in store._store.walk()}
     assert needed <= there, "it needs nothing of the flow's folder"
 

@@ -123,6 +123,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     remote: str = ""
     #: What the object store's client needs beside the environment: endpoint, region … No secrets belong here.
     remote_options: dict[str, str] = {}
+    #: Where the rows between operators lie, for executors on several machines: "s3://bucket/prefix" … "": in storage.
+    channel_store: str = ""
+    #: Where Spark's own directories lie, for executors on several machines: a URL that the user's Spark can open,
+    #: "hdfs://host/path" for example. "": in storage.
+    spark_dirs: str = ""
     #: A checkpoint is complete when this tier has it.
     durable: Tier = "local"
     #: At least so long between two copies; 0: every checkpoint, or the newest one when they come faster.
@@ -184,7 +189,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 #: The names a user writes, in every place where options can be set.
 OPTION_NAMES: tuple[str, ...] = (
-    *("storage", "remote"),
+    *("storage", "remote", "channel_store", "spark_dirs"),
     *_DURATIONS,
     *_SIZES,
     *_COUNTS,
@@ -225,7 +230,7 @@ def _field(name: str, value: Any) -> tuple[str, Any]:
         if not isinstance(value, str | os.PathLike) or not os.fspath(value):
             raise ConfigError(f"{name}: {value!r} is not a folder")
         return name, os.fspath(value)
-    if name == "remote":
+    if name in ("remote", "channel_store", "spark_dirs"):
         if not isinstance(value, str | os.PathLike):
             raise ConfigError(f"{name}: {value!r} is not a place", next_step='write for example "s3://bucket/prefix"')
         return name, os.fspath(value)

@@ -48,7 +48,7 @@ POINTS: tuple[str, ...] = (
     "restore-dirs-built",  # new Spark directories exist; the generation that uses them does not
     "restore-generation",  # the new generation exists; sinks were not yet rewound, nothing runs
 )
-#: Passed only by flows that have a remote tier, or when a savepoint is taken.
+#: Passed only with a remote tier, with Spark's directories elsewhere, or when a savepoint is taken.
 REMOTE_POINTS: tuple[str, ...] = (
     "remote-announced",  # the remote tier knows what is about to be sent ahead; nothing of it is there
     "remote-sent",  # all that a checkpoint needs is in the remote tier, but not its manifest
@@ -56,6 +56,7 @@ REMOTE_POINTS: tuple[str, ...] = (
     "remote-fetched-records",  # manifests and records are back; no content is
     "remote-told",  # the remote tier knows that the flow goes back; it has not done so
     "remote-fetched",  # everything is back; nothing is decided
+    "live-dir-half",  # a directory built here is where Spark wants it; nothing says that it is whole
     "savepoint-sent",  # all that a savepoint holds is in its folder; nothing says that it is one
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutline import durable, records
+from cutline.channels.segment_store import SegmentStore, choose_place, forget_former_places
 from cutline.config import Options, build_options, environment_layer, file_layer
 from cutline.errors import ConfigError, FlowFailedError
 from cutline.flow import Flow
 from cutline.graph import FlowGraph
-from cutline.ids import Epoch, Generation, OperatorId
+from cutline.ids import Epoch, FlowName, Generation, OperatorId
 from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import Engine, Executors, ObjectStore
@@ -27,9 +29,11 @@ from cutline.service.coordinator import CoordinatorService
 from cutline.service.cores import cadence_of, check_operator_options, coordinator_core, own_options, trigger_settings
 from cutline.service.janitor import Janitor, needs_behind_log
 from cutline.service.lock import FlowLock
+from cutline.service.log_check import gather_segments
 from cutline.service.manifests import batch_in
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
+from cutline.service.patience import patiently
 from cutline.service.post import Letter, Wire
 from cutline.service.recovery import Recovered, Recovery, sweep_spark_dirs
 from cutline.service.region import OperatorStart, Parts, RegionRecovery
@@ -48,6 +52,9 @@ if TYPE_CHECKING:
 CONFIG_FILE = "cutline.toml"
 #: Sending less than this takes the driver about as long as a job takes to begin (benchmarks/uploads.py).
 _WORTH_A_JOB_BYTES = 64 << 20
+BUCKET_SCHEMES = ("s3://", "gs://", "az://")
+#: Names of options that no file of ours may hold.
+_SECRET = re.compile(r"secret|token|password|credential|access_?key|account_?key|sas", re.IGNORECASE)
 
 
 def load_options(settings: Mapping[str, Any], *, config_file: Path | None = None) -> Options:
@@ -118,9 +125,10 @@ def run_on(
     plans = engine.plan()
     _identify(layout, graph)
     metadata = SqliteMetadata(layout.metadata)
-    snapshots = LocalSnapshotStore(layout)
+    snapshots = LocalSnapshotStore(layout, live_dirs=engine.live_dirs())
     replica = _open_replica(graph, options, layout, executors)
     remote = RemoteTier(replica, graph.flow) if replica is not None else None
+    _settle_segments(options, layout, graph.flow)
     recovery = Recovery(
         graph=graph,
         plans=plans,
@@ -135,6 +143,8 @@ def run_on(
     open_sinks(graph, flow.sinks, plans)
     savepoints = Savepoints(layout, partial(store_at, remote_options=options.remote_options))
     recovered = recovery.recover(restore_target(layout, savepoints, restore_to))
+    gather_segments(recovered.channels.values())
+    forget_former_places(layout.channels)
     published = settle_sinks(graph, flow.sinks, recovered, metadata)
 
     seen = [
@@ -408,8 +418,7 @@ def _opening_of(place: str, remote_options: Mapping[str, str] | None = None) -> 
     """How to open it, as something that can be pickled and done by an executor too."""
     from cutline.objects import open_store
 
-    is_bucket = "://" in place and not place.startswith(("file:", "memory:"))
-    return partial(open_store, place, dict(remote_options or {}) if is_bucket else {})
+    return partial(open_store, place, dict(remote_options or {}) if place.startswith(BUCKET_SCHEMES) else {})
 
 
 def restore_target(layout: Layout, savepoints: Savepoints, restore_to: int | str | None) -> Epoch | None:
@@ -456,6 +465,27 @@ def _least_for(executors: Executors | None, options: Options) -> int:
     if executors is None or options.executor_transfer_bytes is not None:
         return options.executor_transfer_bytes or 0
     return _WORTH_A_JOB_BYTES if executors.are_elsewhere() else 0
+
+
+def _settle_segments(options: Options, layout: Layout, flow: FlowName) -> None:
+    base = options.channel_store.rstrip("/")
+    if base and not base.startswith((*BUCKET_SCHEMES, "file://")):
+        raise ConfigError(
+            f"channel_store: {base!r} is not the URL of an object store",
+            next_step='write for example "s3://bucket/prefix"; a folder that all machines share belongs into storage',
+            flow=flow,
+        )
+    is_bucket = base.startswith(BUCKET_SCHEMES)
+    secret = next((name for name in options.remote_options if is_bucket and _SECRET.search(name)), None)
+    if secret is not None:
+        raise ConfigError(
+            f"channel_store: {secret} would have to be written down for the executors",
+            next_step="give credentials in the environment of the driver and of the executors",
+            flow=flow,
+        )
+    choose_place(layout.channels, f"{base}/{flow}" if base else "", options.remote_options if is_bucket else {})
+    # An epoch must not be taken for damaged because a store is away for a moment.
+    patiently(SegmentStore.of(layout.channel(OperatorId("any"))).check_reachable, flow=flow)
 
 
 def _identify(layout: Layout, graph: FlowGraph) -> None:

@@ -17,7 +17,7 @@ from cutline.demo.settings import DemoSettings
 if TYPE_CHECKING:
     from cutline.testing.s3_server import S3Server
 
-pytestmark = [pytest.mark.spark, pytest.mark.kill, pytest.mark.soak]
+pytestmark = [pytest.mark.spark, pytest.mark.kill]
 
 
 class BadDays:

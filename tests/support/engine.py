@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cutline.ids import BatchId, OperatorId, Position
-from cutline.ports import BatchHandler, OperatorPlan, Query, Segment, StagedTask, StageJob
+from cutline.ports import BatchHandler, LiveDirs, OperatorPlan, Query, Segment, StagedTask, StageJob
 from cutline.protocol.lineage import Lineage
 
 
@@ -48,6 +48,9 @@ class MemoryEngine:
     def start(self, operator: OperatorId, spark_checkpoint_dir: Path, handler: BatchHandler) -> Query:
         return IdleQuery()
 
+    def live_dirs(self) -> LiveDirs | None:
+        return None
+
     def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
         self.gates[operator, channel] = admit
 
@@ -77,9 +80,9 @@ class HandMadeBatch:
     def stage(self, job: StageJob) -> list[StagedTask]:
         self.jobs.append(job)
         segment = None
-        if job.segments_dir is not None and self.rows:
+        if job.segments is not None and self.rows:
             name = f"g{job.generation}-b{job.batch}-{len(self.jobs)}.arrow"
-            (Path(job.segments_dir) / name).write_bytes(b"rows")
+            (Path(job.segments.url) / name).write_bytes(b"rows")
             segment = Segment(name=name, rows=self.rows, size_bytes=4, crc32=0)
         pieces = {sink: [{"path": f"b{job.batch}", "size_bytes": 10}] if self.rows else [] for sink in job.stagers}
         return [StagedTask(rows=self.rows, segment=segment, pieces=pieces)]

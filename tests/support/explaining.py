@@ -21,6 +21,7 @@ _ALWAYS = {
     "lock",
     "status.json",
     "restore.json",
+    "channels/segments.json",
     *(f"coordinator.sqlite{end}" for end in ("", "-wal", "-shm")),
 }
 
@@ -114,7 +115,7 @@ def unexplained_remotely(store: ObjectStore, fetched: Layout) -> list[str]:
     there = {info.path for info in store.walk()}
     for epoch in {Epoch(int(name.split("/")[1])) for name in there if name.endswith("/manifest.json")}:
         manifest = records.load("manifest", fetched.manifest(epoch), Manifest)
-        names.add(fetched.manifest(epoch).relative_to(fetched.root).as_posix())
+        names |= {fetched.manifest(epoch).relative_to(fetched.root).as_posix(), f"published/{epoch:012d}.json"}
         names |= {path.relative_to(fetched.root).as_posix() for path, _ in _parts_of(fetched, manifest)}
         for operator, cut in manifest.channels.items():
             log = _log_of(fetched, operator, lineage_of(cut.lineage), [manifest])

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from cutline import durable, wiring
-from cutline.channels.entries import data_dir
 from cutline.config import build_options
 from cutline.crashpoints import crashpoint
 from cutline.errors import FlowFailedError
@@ -26,7 +25,8 @@ from cutline.flow import Flow
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
 from cutline.layout import Layout
-from cutline.ports import Executors, OperatorPlan, Segment, StagedBatch, StagedTask, StageJob
+from cutline.objects import open_store
+from cutline.ports import Executors, OperatorPlan, Segment, SegmentPlace, StagedBatch, StagedTask, StageJob
 from cutline.protocol.commit import CommitPermit
 from cutline.protocol.messages import CheckpointOptions
 from cutline.service.cores import check_operator_options
@@ -92,9 +92,12 @@ class _Batch:
 
     def stage(self, job: StageJob) -> list[StagedTask]:
         segment = None
-        if job.segments_dir is not None and self._rows:
+        if job.segments is not None and self._rows:
             name, content = f"g{job.generation}-b{job.batch}.arrow", json.dumps(self._rows).encode()
-            durable.replace(Path(job.segments_dir) / name, content, sync=False)
+            if job.segments.is_folder:
+                durable.replace(Path(job.segments.url) / name, content, sync=False)
+            else:
+                open_store(job.segments.url, job.segments.options).replace(name, content)
             segment = Segment(name=name, rows=len(self._rows), size_bytes=len(content), crc32=zlib.crc32(content))
         pieces = {sink: [{"rows": self._rows, "size_bytes": 1}] if self._rows else [] for sink in job.stagers}
         return [StagedTask(rows=len(self._rows), segment=segment, pieces=pieces)]
@@ -228,7 +231,7 @@ class SparklessFlow:
         rows: list[Row] = []
         for entry in log.data_entries(Position(first), Position(positions[NUMBERS])):
             for segment in entry.segments:
-                for number, _ in json.loads((data_dir(log.folder) / segment.name).read_bytes()):
+                for number, _ in json.loads(_content(log.segments.place, segment.name)):
                     seen += 1
                     rows.append([number, seen])
         return rows, f"{positions[NUMBERS]}:{seen}"
@@ -270,6 +273,12 @@ class SparklessFlow:
         self.wait(is_read)
         self.checkpoint()
         self.wait(self.coordinator.is_settled)
+
+
+def _content(place: SegmentPlace, name: str) -> bytes:
+    if place.is_folder:
+        return (Path(place.url) / name).read_bytes()
+    return open_store(place.url, place.options).read(name)
 
 
 def _unused(*_: Any) -> Any:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from cutline import durable
 from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry, DataEntry, Entry
+from cutline.channels.segment_store import SegmentStore
 from cutline.crashpoints import crashpoint
 from cutline.errors import DamagedRecordError, FencedError, InvariantViolation
 from cutline.ids import NO_BATCH, START, BatchId, Epoch, Generation, OperatorId, Position
@@ -50,6 +51,7 @@ class ChannelLog:
         self._sums: list[Amount] = [Amount(0, 0, 0)]
         #: What lies below was not read when the log was opened, and may be needed all the same.
         self._opened_from = START
+        self.segments = SegmentStore.of(folder)
         #: Barriers that a power cut could take, oldest first.
         self._unsynced: list[Path] = []
         self._lock = threading.Lock()
@@ -273,7 +275,7 @@ class ChannelLog:
             codec.entry_path(self.folder, self.lineage.owner(entry.seq), entry.seq).unlink(missing_ok=True)
             crashpoint("mid-truncate", self.operator)
         data = [entry for entry in gone if isinstance(entry, DataEntry)]
-        delete_segments(self.folder, data)
+        self.segments.delete([segment.name for entry in data for segment in entry.segments])
         return data
 
     # ------------------------------------------------------------------ sweeping
@@ -298,18 +300,9 @@ class ChannelLog:
         visible = {(f"g{self.lineage.owner(entry.seq):06d}", codec.entry_name(entry.seq)) for entry in self.entries()}
         referenced = {segment.name for entry in self.data_entries() for segment in entry.segments}
         doomed = [path for path in self.folder.glob("g*/*") if (path.parent.name, path.name) not in visible]
-        if self._opened_from == START:
-            doomed += [path for path in codec.data_dir(self.folder).iterdir() if path.name not in referenced]
-        else:
+        if not self.is_whole:
             below = codec.entry_name(self._opened_from)
             doomed = [path for path in doomed if path.name >= below]
         for path in doomed:
             path.unlink(missing_ok=True)
-        return len(doomed)
-
-
-def delete_segments(folder: Path, entries: Iterable[DataEntry]) -> None:
-    """Remove the segment files of these entries."""
-    for entry in entries:
-        for segment in entry.segments:
-            (codec.data_dir(folder) / segment.name).unlink(missing_ok=True)
+        return len(doomed) + (self.segments.sweep(referenced) if self.is_whole else 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from cutline.ports import SegmentPlace
 
 #: Rows arrive in small batches; they are written in blocks of about this many.
 _ROWS_PER_BLOCK = 65_536
@@ -57,9 +61,12 @@ class _ChecksummedFile:
 class SegmentWriter:
     """Writes the rows of one task into one segment, which exists only if there were rows."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._path = folder / name
+    def __init__(self, place: SegmentPlace, name: str) -> None:
+        self._place = place
         self._name = name
+        #: For an object store the segment is written here first: what is stored there is whole or not there.
+        self._spool = None if place.is_folder else Path(tempfile.mkdtemp(prefix="cutline-segment-"))
+        self._path = (self._spool or Path(place.url)) / name
         self._file: _ChecksummedFile | None = None
         self._writer: Any = None
         self._rows = 0
@@ -88,11 +95,22 @@ class SegmentWriter:
 
     def close(self) -> dict[str, Any] | None:
         """Make the segment durable and describe it (fields of ``Segment``); None when there were no rows."""
+        try:
+            return self._close()
+        finally:
+            if self._spool is not None:
+                shutil.rmtree(self._spool, ignore_errors=True)
+
+    def _close(self) -> dict[str, Any] | None:
         self._flush_block()
         if self._file is None:
             return None
         self._writer.close()
         self._file.close()
+        if self._spool is not None:
+            from cutline.objects import open_store
+
+            open_store(self._place.url, self._place.options).upload(self._name, self._path)
         return {
             "name": self._name,
             "rows": self._rows,
@@ -101,11 +119,18 @@ class SegmentWriter:
         }
 
 
-def read_segment(path: Path) -> Iterator[pa.RecordBatch]:
-    """The rows of a segment, mapped rather than copied."""
+def read_segment(place: SegmentPlace, name: str) -> Iterator[pa.RecordBatch]:
+    """The rows of a segment; those of a file are mapped rather than copied."""
     import pyarrow as pa
 
-    with pa.memory_map(str(path), "r") as source, pa.ipc.open_stream(source) as reader:
+    if place.is_folder:
+        with pa.memory_map(str(Path(place.url) / name), "r") as source, pa.ipc.open_stream(source) as reader:
+            yield from reader
+        return
+    from cutline.objects import open_store
+
+    content = open_store(place.url, place.options).read(name)
+    with pa.ipc.open_stream(pa.BufferReader(content)) as reader:
         yield from reader
 
 

@@ -23,6 +23,18 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     crc32: int
 
 
+class SegmentPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the segments of a channel are: a folder, or a place in an object store."""
+
+    url: str
+    #: What the object store's client needs beside the environment.
+    options: dict[str, str] = {}
+
+    @property
+    def is_folder(self) -> bool:
+        return "://" not in self.url
+
+
 class StageJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the executors do with the rows of a batch: write segments for consumers, stage output for sinks."""
 
@@ -33,7 +45,7 @@ class StageJob(msgspec.Struct, frozen=True, kw_only=True):
     #: Arrow schema in which the rows are stored; Spark may hand them over with other time zones.
     schema_ipc: bytes
     #: None: nobody reads this channel, only sinks want the rows.
-    segments_dir: str | None
+    segments: SegmentPlace | None
     stagers: dict[SinkId, Stager]
 
 
@@ -108,8 +120,35 @@ class Query(Protocol):
         ...
 
 
+class LiveDirs(Protocol):
+    """Live directories of Spark that lie elsewhere; what is in the flow's folder is a mirror of them.
+
+    Raises StoreError when the file system fails, FileNotFoundError for a file that is not there.
+    """
+
+    def url(self, mirror: Path) -> str:
+        """Where Spark has it."""
+        ...
+
+    def read(self, mirror: Path, name: str) -> bytes: ...
+
+    def has(self, mirror: Path, name: str) -> bool: ...
+
+    def fetch(self, mirror: Path) -> None:
+        """Bring the mirror up to date; does nothing while the mirror has not been put in place."""
+        ...
+
+    def publish(self, mirror: Path) -> None:
+        """Put the mirror in place, unless it is: a query is about to start on it. Older ones of its operator go."""
+        ...
+
+
 class Engine(Protocol):
     """Plans and starts queries."""
+
+    def live_dirs(self) -> LiveDirs | None:
+        """None: Spark's directories lie in the flow's folder."""
+        ...
 
     def plan(self) -> dict[OperatorId, OperatorPlan]:
         """Build every operator's query, in the order of the graph, and check that it can run. Starts nothing."""

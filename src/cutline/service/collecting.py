@@ -222,12 +222,13 @@ class LocalCollector:
         points = truncation_points([*needs, *live_needs], touched_by)
         for name, channel in channels.items():
             self._check_fence()
-            segments = _entries_of(codec.data_dir(channel.folder))
+            segments, stored = channel.segments.files_here(), channel.segments.stored()
             if name in points:
                 self._truncate(channel, points[name])
             self._sweep_invisible(channel)
             # Listed first: what is appended meanwhile names its segments.
             self._sweep_segments(channel, segments)
+            self._sweep_stored(channel, stored)
 
     def _truncate(self, channel: ChannelLog, below: int) -> None:
         """From the oldest entry on, without a gap; one always stays."""
@@ -255,6 +256,23 @@ class LocalCollector:
         for path in segments:
             if path.name not in named and path not in self._found and not durable.is_temporary(path.name):
                 self._drop_file("segment", path)
+
+    def _sweep_stored(self, channel: ChannelLog, stored: list[ObjectInfo]) -> None:
+        """The same in the object store, if the rows lie in one."""
+        named = {segment.name for entry in channel.data_entries() for segment in entry.segments}
+        doomed = []
+        for info in stored if channel.is_whole else ():
+            if info.path in named or info.modified_ms > self._others_limit_ms:
+                continue
+            doomed.append(info.path)
+            path = f"channels/{channel.operator}/data/{info.path}"
+            finding = Finding(
+                kind="segment", path=path, size_bytes=info.size_bytes, why=WHY["segment"], tier="channel store"
+            )
+            self._collected.findings.append(finding)
+            self._on_found(finding)
+        if not self._is_dry_run:
+            channel.segments.delete(doomed)
 
 
 def _measure(path: Path) -> tuple[int, int]:

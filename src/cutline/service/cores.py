@@ -28,6 +28,18 @@ def check_operator_options(graph: FlowGraph, options: Options) -> None:
             next_step=f"its operators are: {', '.join(graph.names)}",
             flow=graph.flow,
         )
+    if options.spark_dirs and "://" not in options.spark_dirs:
+        raise ConfigError(
+            f"spark_dirs: {options.spark_dirs!r} is not a URL",
+            next_step='write for example "hdfs://host/path"; a folder that all machines share belongs into storage',
+            flow=graph.flow,
+        )
+    if options.spark_dirs and options.is_per_operator:
+        raise ConfigError(
+            "spark_dirs: in per-operator mode Spark's directories lie in storage",
+            next_step="choose another mode, or leave spark_dirs out",
+            flow=graph.flow,
+        )
     for name in graph.names:
         own = own_options(graph, options, name)
         if options.is_per_operator and own.sets_alignment():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from cutline.channels.entries import data_dir
 from cutline.channels.log import ChannelLog
+from cutline.errors import DamagedRecordError
 from cutline.ids import OperatorId, Position
+from cutline.logs import get_logger
 from cutline.ports import Manifest
 from cutline.service.manifests import newest_of
+
+log = get_logger(__name__)
 
 
 def missing_ends(channels: Mapping[OperatorId, ChannelLog], manifests: list[Manifest]) -> list[str]:
@@ -26,6 +29,17 @@ def missing_ends(channels: Mapping[OperatorId, ChannelLog], manifests: list[Mani
     return problems
 
 
+def gather_segments(channels: Iterable[ChannelLog]) -> None:
+    """Bring what lies at a former place to where executors look now. Raises StoreError."""
+    for channel in channels:
+        for entry in channel.data_entries() if channel.segments.has_moved else ():
+            for segment in entry.segments:
+                try:
+                    channel.segments.ensure(segment, deep=False)
+                except DamagedRecordError as error:  # of an older checkpoint: what is read next was looked at before
+                    log.warning("segment_lost", operator=channel.operator, batch=entry.batch, reason=str(error))
+
+
 def missing_input(channels: Mapping[OperatorId, ChannelLog], unread: Mapping[OperatorId, Position | None]) -> list[str]:
     """What consumers have yet to read and is gone or cut short: the beginning of a log, or a segment."""
     problems = []
@@ -37,7 +51,8 @@ def missing_input(channels: Mapping[OperatorId, ChannelLog], unread: Mapping[Ope
             problems.append(f"{name}: log begins at {channel.start}, but is read from {first} on")
         for entry in channel.data_entries(first):
             for segment in entry.segments:
-                path = data_dir(channel.folder) / segment.name
-                if not path.is_file() or path.stat().st_size != segment.size_bytes:
-                    problems.append(f"{name}: segment {segment.name} of batch {entry.batch} is gone or cut short")
+                try:
+                    channel.segments.ensure(segment, deep=False)
+                except DamagedRecordError as error:
+                    problems.append(f"{name}: batch {entry.batch}: {error}")
     return problems

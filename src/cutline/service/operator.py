@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import assert_never
 
-from cutline import durable
-from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry, DataEntry, Entry
 from cutline.channels.log import ChannelLog
 from cutline.config import OperatorOptions, Options
@@ -344,7 +342,7 @@ class OperatorService:
             generation=self._generation,
             batch=batch,
             schema_ipc=self._plan.schema_ipc,
-            segments_dir=str(codec.data_dir(self.channel.folder)) if self._has_consumers else None,
+            segments=self.channel.segments.place if self._has_consumers else None,
             stagers={name: sink.stager() for name, sink in self._sinks.items()},
         )
 
@@ -362,7 +360,7 @@ class OperatorService:
         }
         segments = [task.segment for task in tasks if task.segment]
         if segments:
-            durable.fsync_dir(codec.data_dir(self.channel.folder))  # executors have synced the files themselves
+            self.channel.segments.appended()
         event = BatchAppended(batch=batch, positions=positions)
         plan = self._snapshots.plan_of(self.spark_checkpoint_dir, batch) if self._keeps_plans else {}
         with self._lock:

@@ -604,12 +604,21 @@ class Recovery:
             if manifest.epoch in here and manifest.epoch != newest:
                 yield "local", here[manifest.epoch]
             if manifest.epoch in there:
-                chain = to_publish(manifest, known, published=self._slowest_sink(manifest), problem=self._problem)
+                chain = self._to_publish(manifest, known)
                 if chain is not None and self._is_fetched(manifest):
                     yield "remote", chain
 
-    def _slowest_sink(self, manifest: Manifest) -> Epoch:
-        return min((self._published_by(node.sink) for node in self._graph.sinks), default=manifest.epoch)
+    def _to_publish(self, manifest: Manifest, known: list[Manifest]) -> list[Manifest] | None:
+        """The epoch with those before it that sinks have yet to publish; None if one of them is missing."""
+        if self._remote is None:
+            return None
+        slowest = min((self._published_by(node.sink) for node in self._graph.sinks), default=manifest.epoch)
+        try:
+            noted = min(self._remote.published_before(manifest.epoch), manifest.epoch)
+        except CutlineError as error:
+            self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
+            return None
+        return to_publish(manifest, known, published=max(slowest, noted), problem=self._problem)
 
     def _in_remote_tier(self) -> tuple[set[Epoch], list[Manifest]]:
         """The epochs there, and all that are known when their records are here."""

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from cutline.errors import MissingObject, RecoveryError, StoreError
+from cutline.errors import RecoveryError, StoreError
 from cutline.ids import Epoch, FlowName, Generation
-from cutline.logs import get_logger
 from cutline.ports import GenerationRecord, Manifest
+from cutline.service.patience import patiently
 from cutline.service.replica import Replica
-
-log = get_logger(__name__)
-
-#: A remote tier that does not answer is asked again for so long when the flow cannot come back without it.
-PATIENCE_SECONDS = 60.0
-_PAUSE_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -84,16 +77,11 @@ class RemoteTier:
     def fetch_content(self, manifest: Manifest) -> int:
         return self._patiently(lambda: self._replica.fetch_content(manifest))
 
+    def published_before(self, epoch: Epoch) -> Epoch:
+        return self._patiently(lambda: self._replica.published_before(epoch))
+
     def _patiently(self, ask: Callable[[], T]) -> T:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                return ask()
-            except StoreError as error:
-                if time.monotonic() > deadline or isinstance(error, MissingObject):
-                    raise
-                log.warning("waiting_for_remote_tier", flow=self._flow, reason=str(error))
-                time.sleep(_PAUSE_SECONDS)
+        return patiently(ask, flow=self._flow)
 
 
 def to_publish(

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutline import durable, records
+from cutline.channels.segment_store import SegmentStore
 from cutline.crashpoints import crashpoint
 from cutline.errors import DamagedRecordError, FencedError, MissingObject, OutcomeUnknown, StoreError
-from cutline.ids import Epoch, Generation, OperatorId
+from cutline.ids import NO_EPOCH, Epoch, Generation, OperatorId
 from cutline.layout import Layout
 from cutline.ports import GenerationRecord, Manifest, ObjectStore
 from cutline.ports.objects import ObjectInfo
@@ -30,7 +31,7 @@ from cutline.service.transfer import PACKED_SUFFIX, SEND, Carried, File
 
 #: What was sent so long ago is sent again: a collector with a short grace period may have taken it.
 _YOUNG_SECONDS = 60.0
-_MANIFEST, _GENERATION = "manifest", "generation"
+_MANIFEST, _GENERATION, _PUBLISHED = "manifest", "generation", "published"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,14 @@ class Replica:
         infos = [*self._store.walk("generations"), *self._store.walk("claims")]
         numbers = (int(info.path.rpartition("/")[2].removesuffix(".json")) for info in infos)
         return Generation(max(numbers, default=0))
+
+    def published_before(self, epoch: Epoch) -> Epoch:
+        """Up to where every sink had published when this checkpoint was sealed; NO_EPOCH if nobody has said."""
+        path = _published_name(epoch)
+        try:
+            return records.decode(_PUBLISHED, self._store.read(path), Epoch, path=path)
+        except MissingObject:
+            return NO_EPOCH
 
     # ------------------------------------------------------------------ copying
 
@@ -188,14 +197,19 @@ class Replica:
                 self._ahead.add(sent)
         return _copied(manifest.epoch, sent)
 
-    def seal(self, manifest: Manifest, generation: Generation) -> Manifest:
+    def seal(self, manifest: Manifest, generation: Generation, *, published: Epoch = NO_EPOCH) -> Manifest:
         """Create the manifest, when all it needs was sent: now the checkpoint is there. ``generation``: in whose name.
+
+        ``published``: up to where every sink has. Sinks do not say it of epochs that had nothing for them, and whoever
+        comes back on another host must know that none of these is missing.
 
         Returns the one that is there: an earlier life of the flow may have sealed it and not have lived to know.
         Raises StoreError; with OutcomeUnknown it may be there, and must be sealed again until that is known.
         """
         self.check_claim(generation)
         self._ahead.check(generation)
+        if published != NO_EPOCH:
+            self._store.replace(_published_name(manifest.epoch), records.encode(_PUBLISHED, published))
         path = self._name(self._layout.manifest(manifest.epoch))
         is_created = self._store.create(path, records.encode(_MANIFEST, manifest))
         # Once more: a host that claimed in between may have listed what was there before this one was.
@@ -252,10 +266,13 @@ class Replica:
             sent.append(carried)
             self._sent[carried.file.name] = begun_s
 
-        self._carrier.carry(SEND, [self._file(path) for path in paths], note)
+        with ThreadPoolExecutor(PARALLELISM) as pool:
+            files = list(pool.map(self._file, paths))
+        self._carrier.carry(SEND, files, note)
 
     def _file(self, path: Path) -> File:
         name = self._name(path)
+        self._bring_near(path)
         try:
             return File(name, path.stat().st_size)
         except OSError as error:
@@ -264,6 +281,11 @@ class Replica:
     def give_up(self) -> None:
         """Make what is being sent or fetched end soon, with NotDone. To be repeated until it has ended."""
         self._carrier.give_up()
+
+    def _bring_near(self, path: Path) -> None:
+        """A segment may lie in the object store of the channels; the copy here goes when its entry does."""
+        if path.parents[2] == self._layout.channels and not path.exists():
+            SegmentStore.of(path.parents[1]).bring_near(path.name)
 
     def _generations(self, newest: Generation) -> list[Path]:
         paths = [path for path in self._layout.generations.iterdir() if not durable.is_temporary(path.name)]
@@ -327,6 +349,7 @@ class Replica:
         """All that these checkpoints need; those that another collector lets go of meanwhile are left out."""
         reached: set[str] = set()
         for epoch in epochs:
+            reached.add(_published_name(epoch))
             try:
                 reached.update(names_in(self._store, self.load_manifest(epoch), self._layout))
             except MissingObject:
@@ -339,7 +362,7 @@ def _is_unneeded(path: str, reached: Collection[str], newest: Generation) -> boo
     kind, name = path.partition("/")[0], path.removesuffix(PACKED_SUFFIX)
     if kind == "checkpoints":
         return not path.endswith("/manifest.json") and name not in reached
-    return (kind in ("blobs", "channels") and name not in reached) or sent_ahead.is_stale(path, newest)
+    return (kind in ("blobs", "channels", "published") and name not in reached) or sent_ahead.is_stale(path, newest)
 
 
 def _copied(epoch: Epoch, sent: Collection[Carried]) -> Copied:
@@ -349,6 +372,10 @@ def _copied(epoch: Epoch, sent: Collection[Carried]) -> Copied:
         size_bytes=sum(one.file.size_bytes for one in sent),
         sent_bytes=sum(one.stored_bytes for one in sent),
     )
+
+
+def _published_name(epoch: Epoch) -> str:
+    return f"published/{epoch:012d}.json"
 
 
 def _epoch_of(path: str) -> Epoch | None:

@@ -277,7 +277,7 @@ class Replicator:
             manifest = self._snapshots.load_manifest(epoch)
             copied = self._replica.send(manifest)
             crashpoint("remote-sent")
-            there = self._replica.seal(manifest, self._generation())
+            there = self._replica.seal(manifest, self._generation(), published=self._published())
         except DamagedRecordError as error:
             # It cannot be copied, and could not be restored; the next one may be better.
             self._skip(epoch, str(error))
@@ -308,7 +308,7 @@ class Replicator:
         is_unknown = False
         while not self._stopping.is_set():
             try:
-                there = self._replica.seal(manifest, self._generation())
+                there = self._replica.seal(manifest, self._generation(), published=self._published())
             except StoreError as error:
                 self._failed(error)
                 is_unknown = is_unknown or isinstance(error, OutcomeUnknown)

@@ -9,9 +9,8 @@ import base64
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from cutline.channels.entries import DataEntry, data_dir
+from cutline.channels.entries import DataEntry
 from cutline.channels.log import ChannelLog
-from cutline.channels.segments import crc32_of
 from cutline.errors import CutlineError, DamagedRecordError, RecoveryError
 from cutline.graph import FlowGraph
 from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position
@@ -176,9 +175,7 @@ class Restorer:
 
 def _check_segments(channel: ChannelLog, entry: DataEntry) -> None:
     for segment in entry.segments:
-        path = data_dir(channel.folder) / segment.name
-        if not path.exists() or crc32_of(path) != segment.crc32:
-            raise DamagedRecordError("a segment in flight is damaged", path=segment.name, channel=channel.operator)
+        channel.segments.ensure(segment, deep=True)
 
 
 def generation_record(

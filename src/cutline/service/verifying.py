@@ -17,8 +17,8 @@ from typing import Any, Literal
 from cutline import durable, records
 from cutline.channels import entries as codec
 from cutline.channels.entries import BarrierEntry, DataEntry, Entry
-from cutline.channels.segments import crc32_of
-from cutline.errors import CutlineError, UnknownEpochError
+from cutline.channels.segment_store import SegmentStore
+from cutline.errors import CutlineError, StoreError, UnknownEpochError
 from cutline.ids import Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
 from cutline.ports import GenerationRecord, Manifest, OperatorCut, OperatorRecord, Segment
@@ -439,21 +439,18 @@ class Verifier:
                 text = f"it is of batch {entry.batch}, the one before it of batch {before.batch}"
                 look.problem(path, text, channel, next_step=next_step)
             for segment in entry.segments if isinstance(entry, DataEntry) else ():
-                self._check_segment(look, channel, codec.data_dir(folder) / segment.name, segment)
+                self._check_segment(look, channel, segment)
             found[seq] = before = entry
         return found
 
-    def _check_segment(self, look: _Look, channel: OperatorId, path: Path, segment: Segment) -> None:
+    def _check_segment(self, look: _Look, channel: OperatorId, segment: Segment) -> None:
+        folder = self._layout.channel(channel)
         try:
-            size = path.stat().st_size
-            if size != segment.size_bytes:
-                look.problem(path, f"the segment has {size} bytes instead of {segment.size_bytes}", channel)
-            elif self._deep and crc32_of(path) != segment.crc32:
-                look.problem(path, "the segment does not match its checksum", channel)
-        except FileNotFoundError:
-            look.problem(path, "the segment is missing", channel)
-        except OSError as error:
-            look.problem(path, f"the segment cannot be read: {error.strerror}", channel)
+            problem = SegmentStore.of(folder).problem(segment, deep=self._deep)
+        except StoreError as error:
+            problem = f"nobody can say whether the segment is there: {error}"
+        if problem is not None:
+            look.problem(codec.data_dir(folder) / segment.name, problem, channel)
         look.add(segment.size_bytes)
 
     def _check_barrier(

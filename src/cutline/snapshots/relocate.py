@@ -13,8 +13,10 @@ from cutline.errors import DamagedRecordError
 _SCHEMA_FOLDER = "/_stateSchema/"
 
 
-def relocate(spark_checkpoint_dir: Path) -> list[str]:
+def relocate(spark_checkpoint_dir: Path, url: str | None = None) -> list[str]:
     """Point the operator metadata at the state schemas of this very directory; returns the files changed.
+
+    ``url``: where Spark will have the directory, if that is elsewhere.
 
     The metadata of transformWithState (``state/<operator>/_metadata/v2/<batch>``) holds the absolute paths of its
     schema files. In a directory restored elsewhere Spark would read them at the old place, and fail when that is gone.
@@ -22,14 +24,15 @@ def relocate(spark_checkpoint_dir: Path) -> list[str]:
     """
     changed: list[str] = []
     for path in sorted(spark_checkpoint_dir.glob("state/*/_metadata/v2/*")):
-        if path.name.isdigit() and _point_here(path):
-            changed.append(str(path.relative_to(spark_checkpoint_dir)))
+        name = path.relative_to(spark_checkpoint_dir)
+        state = f"{url or f'file:{spark_checkpoint_dir.absolute()}'}/{name.parents[2].as_posix()}"
+        if path.name.isdigit() and _point_at(path, f"{state}{_SCHEMA_FOLDER}"):
+            changed.append(str(name))
     return changed
 
 
-def _point_here(path: Path) -> bool:
+def _point_at(path: Path, here: str) -> bool:
     version, _, body = path.read_bytes().partition(b"\n")
-    here = f"file:{path.parents[2].absolute()}{_SCHEMA_FOLDER}"
     is_changed = False
     try:
         record = msgspec.json.decode(body)

@@ -19,6 +19,7 @@ from cutline.layout import Layout
 from cutline.ports import (
     FileSet,
     GenerationRecord,
+    LiveDirs,
     Manifest,
     OperatorRecord,
     Pin,
@@ -48,9 +49,13 @@ def _inline(held: Path, name: str) -> SnapshotFile:
 class LocalSnapshotStore:
     """Everything on one file system. See ``cutline.ports.SnapshotStore`` for what each method promises."""
 
-    def __init__(self, layout: Layout, *, is_reader: bool = False) -> None:
-        """For the process that runs the flow; everybody else takes ``reading``."""
+    def __init__(self, layout: Layout, *, is_reader: bool = False, live_dirs: LiveDirs | None = None) -> None:
+        """For the process that runs the flow; everybody else takes ``reading``.
+
+        ``live_dirs``: where Spark's directories are, if what is in the flow's folder are mirrors of them.
+        """
         self._layout = layout
+        self._live_dirs = live_dirs
         self._blobs = BlobStore(layout, is_reader=is_reader)
         #: Content claimed per pending epoch.
         self._claimed: dict[Epoch, list[str]] = {}
@@ -74,7 +79,12 @@ class LocalSnapshotStore:
     # ------------------------------------------------------------------ a live spark_checkpoint_dir
 
     def is_committed(self, spark_checkpoint_dir: Path, batch: BatchId) -> bool:
-        return batch == NO_BATCH or (spark_checkpoint_dir / "commits" / str(batch)).exists()
+        if batch == NO_BATCH or (spark_checkpoint_dir / "commits" / str(batch)).exists():
+            return True
+        if self._live_dirs is None or not self._live_dirs.has(spark_checkpoint_dir, f"commits/{batch}"):
+            return False
+        self._live_dirs.fetch(spark_checkpoint_dir)
+        return (spark_checkpoint_dir / "commits" / str(batch)).exists()
 
     def files_of(self, spark_checkpoint_dir: Path, batch: BatchId) -> FileSet:
         return closure(spark_checkpoint_dir, batch)
@@ -82,6 +92,8 @@ class LocalSnapshotStore:
     def live_damage(
         self, spark_checkpoint_dir: Path, last_appended: BatchId, complete: BatchId, *, may_be_behind: bool = False
     ) -> list[str]:
+        if self._live_dirs is not None:
+            self._live_dirs.fetch(spark_checkpoint_dir)
         planned, committed = last_batches(spark_checkpoint_dir)
         if may_be_behind and planned == NO_BATCH < last_appended:
             return ["there is nothing of Spark's in its folder"]
@@ -267,7 +279,7 @@ class LocalSnapshotStore:
         durable.make_dir(spark_checkpoint_dir)
         for file in record.files():
             self._blobs.place(file, spark_checkpoint_dir / file.path)
-        relocate(spark_checkpoint_dir)
+        relocate(spark_checkpoint_dir, self._live_dirs.url(spark_checkpoint_dir) if self._live_dirs else None)
 
     # ------------------------------------------------------------------ generations
 

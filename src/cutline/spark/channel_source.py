@@ -21,10 +21,12 @@ FORMAT = "cutline_channel"
 
 
 class SegmentsPartition(InputPartition):
-    """The segments that one task reads."""
+    """The segments that one task reads, all from one place."""
 
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
+    def __init__(self, url: str, options: dict[str, str], names: list[str]) -> None:
+        self.url = url
+        self.options = options
+        self.names = names
 
 
 class ChannelSource(DataSource):
@@ -73,22 +75,36 @@ class ChannelReader(DataSourceStreamReader):
         self._check(end)
         first, last = int(start["position"]), int(end["position"])
         segments = [
-            (segment["size_bytes"], str(self._folder / "data" / segment["name"]))
+            (segment["size_bytes"], segment["name"])
             for entry in self._rows_between(first, last)
             for segment in entry["segments"]
         ]
         for old in [seq for seq in self._entries if seq < first]:
             del self._entries[old]
-        return [SegmentsPartition(paths) for paths in _balanced(segments, self._parallelism)]
+        url, store_options = self._place()
+        return [SegmentsPartition(url, store_options, names) for names in _balanced(segments, self._parallelism)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from cutline.channels.segments import read_segment  # executors only
+        from cutline.ports import SegmentPlace
 
-        paths: list[str] = getattr(partition, "paths", [])
-        for path in paths:
-            yield from read_segment(Path(path))
+        if isinstance(partition, SegmentsPartition):
+            place = SegmentPlace(url=partition.url, options=partition.options)
+            for name in partition.names:
+                yield from read_segment(place, name)
 
     # ------------------------------------------------------------------ inside
+
+    def _place(self) -> tuple[str, dict[str, str]]:
+        """Where the segments are, as ``cutline.channels.segment_store`` writes it: too much to import here."""
+        try:
+            with open(self._folder.parent / "segments.json", "rb") as file:
+                place: dict[str, Any] = json.loads(file.read())["body"]["place"]
+        except FileNotFoundError:
+            place = {"url": ""}
+        if not place["url"]:
+            return str(self._folder / "data"), {}
+        return f"{place['url']}/{self._folder.name}", place.get("options", {})
 
     def _offset(self, position: int) -> dict[str, Any]:
         return {"channel": self._channel, "position": position}

@@ -23,11 +23,12 @@ from cutline.errors import JvmLostError
 from cutline.graph import FlowGraph, OperatorNode
 from cutline.ids import BatchId, FlowName, OperatorId, Position
 from cutline.layout import Layout
-from cutline.ports import BatchHandler, OperatorPlan, StagedTask, StageJob
+from cutline.ports import BatchHandler, LiveDirs, OperatorPlan, StagedTask, StageJob
 from cutline.protocol.lineage import Lineage
 from cutline.spark import plan as planning
 from cutline.spark.channel_source import FORMAT, ChannelSource
 from cutline.spark.generator_source import GeneratorSource
+from cutline.spark.live_dirs import HadoopDirs
 from cutline.spark.session import query_session, settle_python_sources
 from cutline.spark.staging import REPORT_SCHEMA, stage_rows
 
@@ -52,10 +53,13 @@ def _asking_jvm(flow: FlowName) -> Iterator[None]:
 class SparkBatch:
     """A micro-batch inside ``foreachBatch``: Spark has written its offsets and not yet its commit."""
 
-    def __init__(self, frame: DataFrame, batch: BatchId, spark_checkpoint_dir: Path) -> None:
+    def __init__(
+        self, frame: DataFrame, batch: BatchId, spark_checkpoint_dir: Path, live_dirs: LiveDirs | None
+    ) -> None:
         self._frame = frame
         self._batch = batch
         self._spark_checkpoint_dir = spark_checkpoint_dir
+        self._live_dirs = live_dirs
 
     @property
     def batch(self) -> BatchId:
@@ -72,6 +76,8 @@ class SparkBatch:
         return int(json.loads(self._offsets_lines()[1]).get("batchWatermarkMs", 0))
 
     def _offsets_lines(self) -> list[str]:
+        if self._live_dirs is not None:
+            return self._live_dirs.read(self._spark_checkpoint_dir, f"offsets/{self._batch}").decode().splitlines()
         return (self._spark_checkpoint_dir / "offsets" / str(self._batch)).read_text().splitlines()
 
     def stage(self, job: StageJob) -> list[StagedTask]:
@@ -141,9 +147,20 @@ class SparkEngine:
         self._lock = threading.Lock()
         #: Operators whose queries are started again after each batch.
         self._restarting: set[OperatorId] = set()
+        self._live_dirs: LiveDirs | None = None
+        if options.spark_dirs:
+            self._live_dirs = HadoopDirs(
+                session,
+                f"{options.spark_dirs.rstrip('/')}/{graph.flow}",
+                layout.spark_dirs,
+                are_names_final=options.state_backend != "heap",
+            )
         # Once, on the session that every operator's is copied from.
         for source in (ChannelSource, GeneratorSource):
             session.dataSource.register(source)
+
+    def live_dirs(self) -> LiveDirs | None:
+        return self._live_dirs
 
     # ------------------------------------------------------------------ planning
 
@@ -191,7 +208,12 @@ class SparkEngine:
         frame = self._frames[operator]
 
         def on_batch(rows: DataFrame, batch: int) -> None:
-            handler(SparkBatch(rows, BatchId(batch), spark_checkpoint_dir))
+            handler(SparkBatch(rows, BatchId(batch), spark_checkpoint_dir, self._live_dirs))
+
+        location = str(spark_checkpoint_dir)
+        if self._live_dirs is not None:
+            self._live_dirs.publish(spark_checkpoint_dir)
+            location = self._live_dirs.url(spark_checkpoint_dir)
 
         # No scheduler pool per operator: Spark breaks ties between pools by their names, which on few cores starves the
         # operators late in the alphabet. First come, first served is fair to short batches.
@@ -199,7 +221,7 @@ class SparkEngine:
             query = (
                 frame.writeStream.outputMode(self._graph.output_modes[operator])
                 .queryName(f"{self._graph.flow}.{operator}")
-                .option("checkpointLocation", str(spark_checkpoint_dir))
+                .option("checkpointLocation", location)
                 .foreachBatch(on_batch)
                 .start()
             )

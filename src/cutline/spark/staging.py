@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def _stage_task(job: StageJob, batches: Iterator[pa.RecordBatch]) -> str:
         attempt=attempt,
     )
     name = f"g{job.generation:06d}-b{job.batch:08d}-p{partition:04d}-{attempt}.arrow"
-    segment = SegmentWriter(Path(job.segments_dir), name) if job.segments_dir else None
+    segment = SegmentWriter(job.segments, name) if job.segments else None
     writers = {sink: stager.open(named) for sink, stager in job.stagers.items()}
     schema = pa.ipc.read_schema(pa.BufferReader(job.schema_ipc))
     rows = 0

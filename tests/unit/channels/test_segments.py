@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.channels.segments import SegmentWriter, crc32_of, read_segment
-from cutline.ports import Segment
+from cutline.ports import Segment, SegmentPlace
 
 RICH = pa.schema(
     [
@@ -46,20 +46,24 @@ def batch_of(*numbers: int) -> pa.RecordBatch:
 
 
 def read_ids(path: Path) -> list[int]:
-    return [number for batch in read_segment(path) for number in batch["id"].to_pylist()]
+    return [
+        number
+        for batch in read_segment(SegmentPlace(url=str(path.parent)), path.name)
+        for number in batch["id"].to_pylist()
+    ]
 
 
 def test_rows_of_every_type_come_back(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path, "one.arrow")
+    writer = SegmentWriter(SegmentPlace(url=str(tmp_path)), "one.arrow")
     writer.write(pa.RecordBatch.from_pylist(ROWS, schema=RICH))
     writer.close()
-    (batch,) = read_segment(tmp_path / "one.arrow")
+    (batch,) = read_segment(SegmentPlace(url=str(tmp_path)), "one.arrow")
     assert batch.schema == RICH
     assert batch.to_pylist() == ROWS
 
 
 def test_what_is_said_of_a_segment_is_what_is_on_disk(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path, "one.arrow")
+    writer = SegmentWriter(SegmentPlace(url=str(tmp_path)), "one.arrow")
     writer.write(batch_of(1, 2))
     writer.write(batch_of(3))
     described = writer.close()
@@ -71,25 +75,25 @@ def test_what_is_said_of_a_segment_is_what_is_on_disk(tmp_path: Path) -> None:
 
 
 def test_small_batches_are_written_in_few_blocks_and_in_order(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path, "one.arrow")
+    writer = SegmentWriter(SegmentPlace(url=str(tmp_path)), "one.arrow")
     for start in range(0, 200_000, 1_000):
         writer.write(batch_of(*range(start, start + 1_000)))
     described = writer.close()
     assert described is not None
     assert described["rows"] == 200_000
-    assert len(list(read_segment(tmp_path / "one.arrow"))) <= 5
+    assert len(list(read_segment(SegmentPlace(url=str(tmp_path)), "one.arrow"))) <= 5
     assert read_ids(tmp_path / "one.arrow") == list(range(200_000))
 
 
 def test_a_task_without_rows_writes_nothing(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path, "one.arrow")
+    writer = SegmentWriter(SegmentPlace(url=str(tmp_path)), "one.arrow")
     writer.write(batch_of())
     assert writer.close() is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_batches_without_rows_leave_no_trace(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path, "one.arrow")
+    writer = SegmentWriter(SegmentPlace(url=str(tmp_path)), "one.arrow")
     for batch in (batch_of(), batch_of(5), batch_of()):
         writer.write(batch)
     writer.close()
@@ -98,7 +102,7 @@ def test_batches_without_rows_leave_no_trace(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, 100, -1])
 def test_a_changed_byte_changes_the_checksum(tmp_path: Path, at: int) -> None:
-    writer = SegmentWriter(tmp_path, "one.arrow")
+    writer = SegmentWriter(SegmentPlace(url=str(tmp_path)), "one.arrow")
     writer.write(batch_of(1, 2, 3))
     described = writer.close()
     assert described is not None

@@ -190,8 +190,9 @@ def test_records_of_a_pending_epoch_survive_the_collection_of_a_later_one(tmp_pa
         assert not pending.done()
         flow.step(TOTALS)
         flow.wait(pending.done)
-        assert epochs_of(flow, TOTALS) == [2]
-        flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(2)), TOTALS)
+        (epoch,) = epochs_of(flow, TOTALS)
+        assert epoch < max(epochs_of(flow, NUMBERS))
+        flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(epoch)), TOTALS)
 
 
 def test_the_way_of_checkpointing_cannot_change(tmp_path: Path) -> None:

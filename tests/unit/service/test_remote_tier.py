@@ -213,7 +213,7 @@ def test_a_host_that_was_thought_dead_stops_when_another_has_taken_over(tmp_path
 def test_a_first_start_without_the_remote_tier_is_refused_rather_than_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.service.remote_tier.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.service.patience.PATIENCE_SECONDS", 0.0)
     faults = Faults()
     faults.failing = lambda *_: NotDone("the bucket is away")
     with faults.injected(), pytest.raises(RecoveryError, match="does not say whether it has"):
@@ -221,7 +221,7 @@ def test_a_first_start_without_the_remote_tier_is_refused_rather_than_begun_anew
 
 
 def test_a_bucket_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutline.service.remote_tier._PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("cutline.service.patience.PAUSE_SECONDS", 0.01)
     with running(tmp_path, **remote(tmp_path)) as flow:
         flow.emit(2)
         copied(flow, flow.checkpoint())
@@ -320,12 +320,12 @@ class Faults:
         self.failing: Callable[[str, str], Exception | None] | None = None
         self.failing_after: Callable[[str, str], Exception | None] | None = None
 
-    def injected(self) -> Any:
+    def injected(self, opener: str = "cutline.objects.open_store") -> Any:
         def opened(url: str, options: Any = None) -> ObjectStore:
             return _Faulty(open_store(url, options or {}), self)
 
         patch = pytest.MonkeyPatch()
-        patch.setattr("cutline.objects.open_store", opened)
+        patch.setattr(opener, opened)
         return _Undone(patch)
 
 
@@ -582,7 +582,7 @@ def test_killed_between_telling_and_going_back_it_goes_on_where_it_was(tmp_path:
 def test_a_rollback_that_the_remote_tier_cannot_be_told_of_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.service.remote_tier.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.service.patience.PATIENCE_SECONDS", 0.0)
     settings = {**remote(tmp_path), "retain_checkpoints": 5}
     with running(tmp_path, **settings) as flow:
         for _ in range(2):
@@ -618,3 +618,33 @@ def test_a_seal_that_is_followed_by_silence_may_have_happened(tmp_path: Path) ->
         flow.checkpoint()
         assert len(silences) == 1
         assert replica_of(flow, tmp_path).epochs() == flow.snapshots.epochs() == [1]
+
+
+def test_epochs_without_output_are_not_missed_on_another_host(tmp_path: Path) -> None:
+    """A sink says nothing of an epoch that had nothing for it, and such an epoch need not be in the remote tier."""
+    faults = Faults()
+    with faults.injected(), running(tmp_path, **remote(tmp_path)) as flow:
+        faults.failing = lambda *_: NotDone("away")
+        for _ in range(3):
+            flow.checkpoint()
+        faults.failing = lambda *_: None
+        copied(flow, flow.checkpoint())
+        assert replica_of(flow, tmp_path).epochs() == [4]
+    lose_host(tmp_path)
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 4)
+        flow.emit(2)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_what_was_noted_of_a_checkpoint_goes_with_it(tmp_path: Path) -> None:
+    with running(tmp_path, **{**remote(tmp_path), "remote_grace": 0, "retain_checkpoints": 1}) as flow:
+        for _ in range(3):
+            flow.emit(1)
+            copied(flow, flow.checkpoint())
+        flow.run._replicator.collect()  # type: ignore[union-attr]
+        there = replica_of(flow, tmp_path)
+        noted = {info.path for info in there._store.walk("published")}
+        assert noted <= {f"published/{epoch:012d}.json" for epoch in there.epochs()}
+        assert noted

@@ -35,7 +35,7 @@ def at(position: int) -> dict[str, Any]:
 
 def paths(reader: ChannelReader, first: int, end: int) -> list[str]:
     found = reader.partitions(at(first), at(end))
-    return sorted(Path(path).name for part in found if isinstance(part, SegmentsPartition) for path in part.paths)
+    return sorted(name for part in found if isinstance(part, SegmentsPartition) for name in part.names)
 
 
 def test_it_reads_up_to_the_gate_and_no_further(reader: ChannelReader, tmp_path: Path) -> None:

@@ -418,8 +418,7 @@ def _opening_of(place: str, remote_options: Mapping[str, str] | None = None) -> 
     """How to open it, as something that can be pickled and done by an executor too."""
     from cutline.objects import open_store
 
-    is_bucket = place.startswith(BUCKET_SCHEMES)
-    return partial(open_store, place, dict(remote_options or {}) if is_bucket else {})
+    return partial(open_store, place, dict(remote_options or {}) if place.startswith(BUCKET_SCHEMES) else {})
 
 
 def restore_target(layout: Layout, savepoints: Savepoints, restore_to: int | str | None) -> Epoch | None:

@@ -106,6 +106,8 @@ class ExecutorCarrier:
         self._driver = driver
         self._least_bytes = least_bytes
         self._is_given_up = threading.Event()
+        #: An executor has said that it does not see the flow's folder, which is a matter of how the cluster is made.
+        self._are_blind = False
 
     def carry(self, errand: Errand, files: Sequence[File], done: Done) -> None:
         left = {file.name: file for file in files}
@@ -114,7 +116,7 @@ class ExecutorCarrier:
             del left[carried.file.name]
             done(carried, begun_s)
 
-        if sum(file.size_bytes for file in files) >= self._least_bytes:
+        if not self._are_blind and sum(file.size_bytes for file in files) >= self._least_bytes:
             self._by_executors(errand, files, noted)
         self._driver.carry(errand, list(left.values()), done)
 
@@ -140,10 +142,14 @@ class ExecutorCarrier:
             for carried in arrived:
                 done(carried, begun_s)
             problems = [report.problem for report in reports if report.problem]
+            self._are_blind = _UNSEEN in problems
             if problems or not arrived:
                 reason = problems[0] if problems else "they do not see the files, or not the same store"
                 log.warning("executors_did_not_carry_all", reason=reason)
                 return
+
+
+_UNSEEN = "an executor does not see the flow's folder; the driver carries all from now on"
 
 
 class _Report(NamedTuple):
@@ -180,7 +186,7 @@ def _carry_part(
     carried: list[Carried] = []
     problems: list[str] = []
     if not _is_seen(folder):  # what is fetched would lie on a disk where nobody looks for it, or clears it away
-        return _Report([], "an executor does not see the flow's folder")
+        return _Report([], _UNSEEN)
     try:
         store = open_store()
     except CutlineError as error:

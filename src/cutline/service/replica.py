@@ -266,10 +266,13 @@ class Replica:
             sent.append(carried)
             self._sent[carried.file.name] = begun_s
 
-        self._carrier.carry(SEND, [self._file(path) for path in paths], note)
+        with ThreadPoolExecutor(PARALLELISM) as pool:
+            files = list(pool.map(self._file, paths))
+        self._carrier.carry(SEND, files, note)
 
     def _file(self, path: Path) -> File:
         name = self._name(path)
+        self._bring_near(path)
         try:
             self._bring_near(path)
             return File(name, path.stat().st_size)

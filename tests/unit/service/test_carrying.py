@@ -130,9 +130,12 @@ def test_on_a_host_with_another_folder_of_that_name_nothing_is_written(tmp_path:
         return report
 
     place.executors.before, place.executors.told = before, told
-    place.carry(files, FETCH)
+    jobs = len(place.executors.jobs)
+    for _ in range(2):
+        place.carry(files, FETCH)
     assert seen and not any(seen)
-    assert place.names_done() == sorted(file.name for file in files)
+    assert place.names_done() == sorted([file.name for file in files] * 2)
+    assert len(place.executors.jobs) == jobs + 1, "it is not asked again"
 
 
 def test_another_file_of_the_same_name_on_an_executor_is_not_sent(tmp_path: Path) -> None:

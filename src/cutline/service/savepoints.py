@@ -21,8 +21,9 @@ from cutline.errors import ConfigError, CutlineError, UnknownSavepointError
 from cutline.ids import Epoch, FlowName, Generation, OperatorId
 from cutline.layout import Layout
 from cutline.ports import Manifest, ObjectStore
-from cutline.service.branching import Renaming, branch
+from cutline.service.branching import branch
 from cutline.service.clock import now_ms
+from cutline.service.renaming import Renaming
 from cutline.service.replica import Replica
 
 KIND = "savepoint"

@@ -37,8 +37,12 @@ class Layout:
     def generation(self, generation: Generation) -> Path:
         return self.generations / f"{generation:06d}.json"
 
+    @property
+    def channels(self) -> Path:
+        return self.root / "channels"
+
     def channel(self, operator: OperatorId) -> Path:
-        return self.root / "channels" / operator
+        return self.channels / operator
 
     def spark_checkpoint_dir(self, operator: OperatorId, generation: Generation) -> Path:
         return self.root / "spark" / operator / f"g{generation:06d}"

@@ -41,6 +41,8 @@ class MemoryEngine:
     def __init__(self) -> None:
         #: (operator, channel) → how far it may read.
         self.gates: dict[tuple[str, str], int] = {}
+        #: (operator, channel) → where a query begins that has read nothing.
+        self.beginnings: dict[tuple[str, str], int] = {}
 
     def plan(self) -> dict[OperatorId, OperatorPlan]:
         raise NotImplementedError
@@ -48,8 +50,11 @@ class MemoryEngine:
     def start(self, operator: OperatorId, spark_checkpoint_dir: Path, handler: BatchHandler) -> Query:
         return IdleQuery()
 
-    def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
+    def set_gate(
+        self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage, first: Position
+    ) -> None:
         self.gates[operator, channel] = admit
+        self.beginnings[operator, channel] = first
 
     def expect_restarts(self, operator: OperatorId, are_expected: bool) -> None: ...
 

@@ -93,6 +93,8 @@ class _Builder:
             spark_dirs=keys(generation.spark_dirs),
             inputs=inputs,
             schemas=keys(generation.schemas),
+            begun={},  # of the logs before this checkpoint the new flow has none
+            left={},
         )
 
     def _record(self, manifest: Manifest, old: OperatorId) -> OperatorRecord:

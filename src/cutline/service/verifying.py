@@ -340,8 +340,12 @@ class Verifier:
             before = self._snapshots.load_manifest(manifest.previous_epoch)
         except (CutlineError, OSError):
             return  # let go of, or damaged: then it is reported with its own number
+        current = self._generations().newest
+        begun = current.begun if current is not None else {}
         for name in sorted(manifest.operators.keys() & before.operators.keys()):
             new, old = manifest.operators[name], before.operators[name]
+            if before.generation < begun.get(name, 0) <= manifest.generation:
+                continue  # another log of the same name
             if new.batch < old.batch or new.barrier <= old.barrier:
                 text = f"its cut lies before that of epoch {before.epoch}, which was taken earlier"
                 look.problem(self._layout.manifest(manifest.epoch), text, name)
@@ -530,11 +534,13 @@ class _Look:
 def _is_live(manifest: Manifest, generations: _Generations) -> bool:
     """Whether the flow has not gone back behind the epoch. Not known, because a record is lost: taken for yes."""
     current = generations.newest
-    if current is None or current.generation < manifest.generation:
+    if current is None or (current.generation < manifest.generation and manifest.carried_from is None):
         return True
     if not live_epochs([(manifest.epoch, manifest.generation)], generations.incarnations()):
         return False
-    return is_of_history(manifest, {name: lineage_of(spans) for name, spans in current.lineage.items()})
+    if manifest.carried_from is not None and manifest.generation not in generations.numbers:
+        return False  # the start that made it was killed before it counted
+    return is_of_history(manifest, {name: lineage_of(spans) for name, spans in current.lineage.items()}, current.begun)
 
 
 def _of_same(completed: Iterable[CompletedEpoch], owners: frozenset[OperatorId], live: set[Epoch]) -> Iterator[Epoch]:

@@ -1,0 +1,204 @@
+"""Which operators of a checkpoint are which operators of the code. Decides only; nothing is read or written here."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cutline.errors import FlowDefinitionError, RecoveryError
+from cutline.graph import FlowGraph
+from cutline.ids import FlowName, OperatorId, SinkId
+from cutline.ports import GenerationRecord, OperatorPlan
+from cutline.service.renaming import Renaming
+
+#: Per operator: the channels it reads, in their order.
+Inputs = Mapping[OperatorId, Sequence[OperatorId]]
+Fate = Literal["kept", "renamed", "dropped", "added"]
+
+_NEW_NAME = "or give the changed flow a new name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """How operators have changed since a checkpoint was taken, as a person says."""
+
+    #: Old name → new name.
+    rename: Mapping[str, str] = field(default_factory=dict)
+    #: Operators that the code no longer has may be left behind, with all their state.
+    allow_dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedOperator:
+    """What becomes of one operator."""
+
+    fate: Fate
+    #: As the checkpoint calls it; None: it is new.
+    was: OperatorId | None
+    #: As the code calls it; None: it is dropped.
+    now: OperatorId | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """Every operator of the checkpoint and of the code, once."""
+
+    operators: tuple[MatchedOperator, ...]
+
+    @property
+    def renaming(self) -> Renaming:
+        return Renaming({one.was: one.now for one in self.operators if one.was is not None and one.now is not None})
+
+    @property
+    def added(self) -> tuple[OperatorId, ...]:
+        return tuple(one.now for one in self.operators if one.was is None and one.now is not None)
+
+    @property
+    def is_unchanged(self) -> bool:
+        return all(one.fate == "kept" for one in self.operators)
+
+    def with_notes(self, notes: Mapping[OperatorId, str]) -> Matching:
+        """``notes``: of operators of the code."""
+        found = (
+            MatchedOperator(fate=one.fate, was=one.was, now=one.now, note=notes.get(one.now, one.note))
+            if one.now is not None
+            else one
+            for one in self.operators
+        )
+        return Matching(operators=tuple(found))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For people and programs."""
+        return [{"fate": one.fate, "was": one.was, "now": one.now, "note": one.note} for one in self.operators]
+
+    def __str__(self) -> str:
+        """In one line: who is kept, renamed, dropped, added."""
+        shown = {
+            "kept": [str(one.now) for one in self.operators if one.fate == "kept"],
+            "renamed": [f"{one.was} to {one.now}" for one in self.operators if one.fate == "renamed"],
+            "dropped": [str(one.was) for one in self.operators if one.fate == "dropped"],
+            "added": [str(one.now) for one in self.operators if one.fate == "added"],
+        }
+        return "; ".join(f"{fate}: {', '.join(names)}" for fate, names in shown.items() if names)
+
+
+def match(recorded: Inputs, declared: Inputs, *, flow: FlowName, where: str, changes: Changes) -> Matching:
+    """Match by name, and by the names that were changed.
+
+    Raises RecoveryError for what cannot be meant, or would lose something. ``recorded``: what is stored, and ``where``
+    says what that is; ``declared``: the code.
+    """
+    rename = changes.rename
+    _check_renames(recorded, declared, flow=flow, where=where, rename=rename)
+    names = {old: OperatorId(rename.get(old, old)) for old in recorded}
+    new_names = {old: new for old, new in names.items() if new in declared}
+    added = [name for name in declared if name not in new_names.values()]
+    dropped = [old for old in recorded if old not in new_names]
+    if dropped and not changes.allow_dropped:
+        raise RecoveryError(
+            f"{where} holds operators that the flow no longer has: {', '.join(dropped)}"
+            + (f"; new in the code: {', '.join(added)}" if added else ""),
+            next_step="restore a checkpoint or savepoint and say which has another name now, or leave it behind with "
+            "its state (cutline restore --to … --rename OLD=NEW --allow-dropped); or run the operators of then",
+            flow=flow,
+        )
+    for old, new in new_names.items():
+        _check_inputs(old, new, recorded[old], declared[new], new_names, flow=flow)
+    kept = [
+        MatchedOperator(fate="kept" if old == new else "renamed", was=old, now=new, note=f"goes on from {where}")
+        for old, new in new_names.items()
+    ]
+    gone = [MatchedOperator(fate="dropped", was=old, now=None, note="its state is left behind") for old in dropped]
+    fresh = [MatchedOperator(fate="added", was=None, now=name, note="begins without state") for name in added]
+    return Matching(operators=(*kept, *gone, *fresh))
+
+
+def _check_renames(
+    recorded: Inputs, declared: Inputs, *, flow: FlowName, where: str, rename: Mapping[str, str]
+) -> None:
+    for old, new in rename.items():
+        if old not in recorded:
+            raise RecoveryError(
+                f"{where} has no operator {old!r} to be renamed", next_step=f"it has: {', '.join(recorded)}", flow=flow
+            )
+        if new not in declared:
+            raise RecoveryError(
+                f"{old!r} cannot become {new!r}: the flow as written has no such operator",
+                next_step=f"it has: {', '.join(declared)}",
+                flow=flow,
+            )
+    taken = [rename.get(old, old) for old in recorded]
+    for name in taken:
+        if taken.count(name) > 1 and name in declared:
+            both = [old for old in recorded if rename.get(old, old) == name]
+            raise RecoveryError(
+                f"{' and '.join(both)} would both be {name!r}", next_step="rename only one of them", flow=flow
+            )
+
+
+def _check_inputs(
+    old: OperatorId,
+    new: OperatorId,
+    before: Sequence[OperatorId],
+    now: Sequence[OperatorId],
+    new_names: Mapping[OperatorId, OperatorId],
+    *,
+    flow: FlowName,
+) -> None:
+    """Spark knows its sources by number: it would go on reading one channel at the position of another."""
+    gone = [name for name in before if name not in new_names]
+    if gone:
+        raise RecoveryError(
+            f"{gone[0]} is no longer there, and this operator was reading it",
+            next_step=f"rename {gone[0]} if it has another name now, give {new} another name so that it begins "
+            f"anew, {_NEW_NAME}",
+            flow=flow,
+            operator=new,
+        )
+    then = [new_names[name] for name in before]
+    if then != list(now):
+        raise RecoveryError(
+            f"the inputs of this operator have changed from {then} to {list(now)}",
+            next_step=f"declare the old inputs in the old order, give {new} another name so that it begins anew, "
+            f"{_NEW_NAME}",
+            flow=flow,
+            operator=new,
+        )
+
+
+def declared_inputs(graph: FlowGraph) -> dict[OperatorId, tuple[OperatorId, ...]]:
+    """What the code says, in its order."""
+    return {node.operator: node.inputs for node in graph.operators}
+
+
+def check_schemas(
+    recorded: GenerationRecord, plans: Mapping[OperatorId, OperatorPlan], matching: Matching, flow: FlowName
+) -> None:
+    """The rows in a channel, and in the tables behind it, have the columns that they had."""
+    for operator, encoded in matching.renaming.keys(recorded.schemas).items():
+        if base64.b64decode(encoded) != plans[operator].schema_ipc:
+            raise FlowDefinitionError(
+                "the schema of this operator's channel has changed since the flow last ran",
+                next_step=f"restore the old columns and types, {_NEW_NAME}",
+                flow=flow,
+                operator=operator,
+            )
+
+
+def check_sinks(
+    old: OperatorId, new: OperatorId, before: Iterable[SinkId], now: Iterable[SinkId], flow: FlowName
+) -> None:
+    """A sink is known to its table by its name: one that was named after its operator keeps that name."""
+    after, then = set(now), set(before)
+    for sink in sorted(then - after):
+        called_now = f"{new}{sink.removeprefix(old)}"
+        if sink.startswith(f"{old}-") and called_now in after:
+            raise RecoveryError(
+                f"the sink {sink} would be called {called_now}, and its table would not know it",
+                next_step=f'name it as before: flow.sink({new}, …, name="{sink}")',
+                flow=flow,
+                operator=new,
+            )

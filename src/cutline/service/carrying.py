@@ -23,7 +23,7 @@ from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
 from cutline.errors import RecoveryError
 from cutline.graph import FlowGraph
-from cutline.ids import NO_BATCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId, Subtask
 from cutline.layout import Layout
 from cutline.ports import (
     Manifest,
@@ -106,7 +106,7 @@ class Carrier:
                 record = self._new_record(name, channels)
                 self._snapshots.begin_anew(folder)
             made[name] = msgspec.structs.replace(record, epoch=epoch, generation=generation, barrier=channels[name].end)
-            append_cut(channels[name], epoch, record.batch, record.positions, is_aligned=record.aligned)
+            _append_cut(channels[name], epoch, record.batch, record.positions, is_aligned=record.aligned)
         after = {name: outputs[name][1] if name in outputs else NO_BATCH for name in made}
         crashpoint("carry-logs")
         stored = {name: self._snapshots.store_record(record) for name, record in made.items()}
@@ -233,15 +233,15 @@ class Carrier:
 
 
 def begin_log(
-    layout: Layout, name: OperatorId, positions: Mapping[OperatorId, Position], *, epoch: Epoch, generation: Generation
+    layout: Layout, name: OperatorId, positions: Mapping[OperatorId, Position], generation: Generation
 ) -> ChannelLog:
     """The log of an operator that joins a flow which goes on: its first entry says where it begins to read."""
     channel = ChannelLog.open(name, layout.channel(name), Lineage.begin(generation))
-    append_cut(channel, epoch, NO_BATCH, positions, is_aligned=True)
+    _append_cut(channel, NO_EPOCH, NO_BATCH, positions, is_aligned=True)
     return channel
 
 
-def append_cut(
+def _append_cut(
     channel: ChannelLog, epoch: Epoch, batch: BatchId, positions: Mapping[OperatorId, Position], *, is_aligned: bool
 ) -> None:
     """A barrier that nobody waits for: its epoch is over. It says where its operator is."""

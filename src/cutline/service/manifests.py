@@ -120,6 +120,11 @@ def epoch_in(manifests: Sequence[Manifest], operator: OperatorId) -> Epoch:
     return newest.epoch if newest else NO_EPOCH
 
 
+def not_held(manifests: Iterable[Manifest], operator: OperatorId) -> Epoch:
+    """The newest checkpoint of the whole flow that has nothing of an operator: its sinks publish nothing of that."""
+    return max((one.epoch for one in manifests if operator not in one.operators), default=NO_EPOCH)
+
+
 def lineage_of(spans: Spans) -> Lineage:
     return Lineage(spans=tuple(Span(generation, start) for generation, start in spans))
 

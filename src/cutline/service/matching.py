@@ -10,7 +10,7 @@ from typing import Any, Literal
 from cutline.errors import FlowDefinitionError, RecoveryError
 from cutline.graph import FlowGraph
 from cutline.ids import FlowName, OperatorId, SinkId
-from cutline.ports import GenerationRecord, OperatorPlan
+from cutline.ports import GenerationRecord, Manifest, OperatorPlan
 from cutline.service.renaming import Renaming
 
 #: Per operator: the channels it reads, in their order.
@@ -174,20 +174,6 @@ def declared_inputs(graph: FlowGraph) -> dict[OperatorId, tuple[OperatorId, ...]
     return {node.operator: node.inputs for node in graph.operators}
 
 
-def check_schemas(
-    recorded: GenerationRecord, plans: Mapping[OperatorId, OperatorPlan], matching: Matching, flow: FlowName
-) -> None:
-    """The rows in a channel, and in the tables behind it, have the columns that they had."""
-    for operator, encoded in matching.renaming.keys(recorded.schemas).items():
-        if base64.b64decode(encoded) != plans[operator].schema_ipc:
-            raise FlowDefinitionError(
-                "the schema of this operator's channel has changed since the flow last ran",
-                next_step=f"restore the old columns and types, {_NEW_NAME}",
-                flow=flow,
-                operator=operator,
-            )
-
-
 def check_sinks(
     old: OperatorId, new: OperatorId, before: Iterable[SinkId], now: Iterable[SinkId], flow: FlowName
 ) -> None:
@@ -202,3 +188,79 @@ def check_sinks(
                 flow=flow,
                 operator=new,
             )
+
+
+class Matcher:
+    """Holds the code against what is stored."""
+
+    def __init__(
+        self, graph: FlowGraph, plans: Mapping[OperatorId, OperatorPlan], *, is_per_operator: bool = False
+    ) -> None:
+        self._graph = graph
+        self._plans = plans
+        self._is_per_operator = is_per_operator
+
+    def check_mode(self, current: GenerationRecord) -> None:
+        if current.is_per_operator != self._is_per_operator:
+            was, will_be = (
+                ("per-operator", "coordinated") if current.is_per_operator else ("coordinated", "per-operator")
+            )
+            raise RecoveryError(
+                f"the flow was checkpointed in {was} mode, and cannot go on in {will_be} mode",
+                next_step="set mode as it was, or give the flow a new name",
+                flow=self._graph.flow,
+            )
+
+    def last_run(self, current: GenerationRecord) -> Matching:
+        """Those of the last run go on as they were; new ones may join them."""
+        matching = self._match(current, Changes(), "the last run")
+        if self._is_per_operator and not matching.is_unchanged:
+            raise RecoveryError(
+                f"in per-operator mode no operator can join a flow that has run: {', '.join(matching.added)}",
+                next_step="run the operators it was stopped with, or give the changed flow a new name",
+                flow=self._graph.flow,
+            )
+        return matching
+
+    def checkpoint(self, manifest: Manifest, generations: Iterable[GenerationRecord], changes: Changes) -> Matching:
+        """``generations``: all there are; that of the checkpoint says what its operators were reading."""
+        where = f"epoch {manifest.epoch}"
+        record = next((one for one in generations if one.generation == manifest.generation), None)
+        if record is not None:
+            return self._match(record, changes, where)
+        # Without the record nobody knows what they were reading. That is borne if nothing has changed otherwise.
+        if changes.rename or set(manifest.operators) != set(self._graph.names):
+            raise RecoveryError(
+                f"{where} has other operators than the flow, and the record of generation {manifest.generation}, "
+                "which says what they read, is missing",
+                next_step="run the operators of then, or choose another checkpoint",
+                flow=self._graph.flow,
+            )
+        declared = declared_inputs(self._graph)
+        return match(declared, declared, flow=self._graph.flow, where=where, changes=changes)
+
+    def _match(self, record: GenerationRecord, changes: Changes, where: str) -> Matching:
+        flow = self._graph.flow
+        matching = match(record.inputs, declared_inputs(self._graph), flow=flow, where=where, changes=changes)
+        for operator, encoded in matching.renaming.keys(record.schemas).items():
+            if base64.b64decode(encoded) != self._plans[operator].schema_ipc:
+                raise FlowDefinitionError(
+                    "the schema of this operator's channel has changed since the flow last ran",
+                    next_step=f"restore the old columns and types, {_NEW_NAME}",
+                    flow=flow,
+                    operator=operator,
+                )
+        return matching
+
+    def refuse_returning_names(self, matching: Matching, manifests: Iterable[Manifest]) -> None:
+        """What is kept for an older operator of the same name would be taken for that of one which joins."""
+        kept = list(manifests)
+        for name in matching.added:
+            epochs = [manifest.epoch for manifest in kept if name in manifest.operators]
+            if epochs:
+                raise RecoveryError(
+                    f"there was an operator of this name before, and epoch {epochs[-1]}, which is kept, has its state",
+                    next_step=f"restore epoch {epochs[-1]} to have it back, or give the new operator another name",
+                    flow=self._graph.flow,
+                    operator=name,
+                )

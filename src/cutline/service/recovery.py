@@ -41,9 +41,10 @@ from cutline.service.manifests import (
     incarnations_of,
     lineage_of,
     newest_of,
+    not_held,
     of_present_history,
 )
-from cutline.service.matching import Changes, Matching, check_schemas, declared_inputs, match
+from cutline.service.matching import Changes, Matcher, Matching
 from cutline.service.remote_tier import RemoteTier, to_publish
 from cutline.service.restoring import Restorer, generation_record
 
@@ -109,6 +110,7 @@ class Recovery:
         self._restore_to = restore_to
         self._changes = changes or Changes()
         self._matching = Matching(operators=())
+        self._matcher = Matcher(graph, plans, is_per_operator=is_per_operator)
         self._is_per_operator = is_per_operator
         self._remote = remote
         self._sinks = sinks or {}
@@ -141,14 +143,14 @@ class Recovery:
         self._generations = self._snapshots.generations()
         if not self._generations:
             return
-        current = self._generations[-1]
-        self._check_mode(current)
+        self._matcher.check_mode(self._generations[-1])
         if self._restore_to is None:
-            self._matching = self._match_last_run(current)
+            self._matching = self._matcher.last_run(self._generations[-1])
         else:
             # If it cannot be read, it is said so when it is needed.
             with contextlib.suppress(DamagedRecordError, FileNotFoundError):
-                self._matching = self._match(self._snapshots.load_manifest(self._restore_to), self._changes)
+                manifest = self._snapshots.load_manifest(self._restore_to)
+                self._matching = self._matcher.checkpoint(manifest, self._generations, self._changes)
 
     def recover(self) -> Recovered:
         """Bring the flow back. Raises RecoveryError rather than lose anything silently."""
@@ -166,7 +168,7 @@ class Recovery:
             return self._each_by_itself(generation, current, manifests)
         if self._restore_to is not None:
             return self._as_asked(generation, manifests, self._restore_to)
-        self._refuse_returning_names(manifests)
+        self._matcher.refuse_returning_names(self._matching, manifests)
         if current is None and not self._had_checkpoints():
             return self._fresh(generation, "first start of this flow")
         if current is not None:
@@ -307,63 +309,6 @@ class Recovery:
             item.outcome == "completed" for item in self._metadata.history(_WHOLE_HISTORY)
         )
         return bool(known)
-
-    def _check_mode(self, current: GenerationRecord) -> None:
-        if current.is_per_operator != self._is_per_operator:
-            was, will_be = (
-                ("per-operator", "coordinated") if current.is_per_operator else ("coordinated", "per-operator")
-            )
-            raise RecoveryError(
-                f"the flow was checkpointed in {was} mode, and cannot go on in {will_be} mode",
-                next_step="set mode as it was, or give the flow a new name",
-                flow=self._graph.flow,
-            )
-
-    # ------------------------------------------------------------------ operators then and now
-
-    def _match_last_run(self, current: GenerationRecord) -> Matching:
-        """Those of the last run go on as they were; new ones may join them."""
-        matching = self._match_inputs(current, Changes(), "the last run")
-        if self._is_per_operator and not matching.is_unchanged:
-            raise RecoveryError(
-                f"in per-operator mode no operator can join a flow that has run: {', '.join(matching.added)}",
-                next_step="run the operators it was stopped with, or give the changed flow a new name",
-                flow=self._graph.flow,
-            )
-        return matching
-
-    def _match(self, manifest: Manifest, changes: Changes) -> Matching:
-        record = next((one for one in self._generations if one.generation == manifest.generation), None)
-        if record is not None:
-            return self._match_inputs(record, changes, f"epoch {manifest.epoch}")
-        # Without the record nobody knows what they were reading. That is borne if nothing has changed otherwise.
-        positions = {name: self._graph.node(name).inputs for name in manifest.operators if name in self._graph.names}
-        if changes.rename or set(positions) != set(manifest.operators) or set(positions) != set(self._graph.names):
-            raise RecoveryError(
-                f"epoch {manifest.epoch} has other operators than the flow, and the record of generation "
-                f"{manifest.generation}, which says what they read, is missing",
-                next_step="run the operators of then, or choose another checkpoint",
-                flow=self._graph.flow,
-            )
-        return match(positions, positions, flow=self._graph.flow, where=f"epoch {manifest.epoch}", changes=changes)
-
-    def _match_inputs(self, record: GenerationRecord, changes: Changes, where: str) -> Matching:
-        declared = declared_inputs(self._graph)
-        matching = match(record.inputs, declared, flow=self._graph.flow, where=where, changes=changes)
-        check_schemas(record, self._plans, matching, self._graph.flow)
-        return matching
-
-    def _refuse_returning_names(self, manifests: list[Manifest]) -> None:
-        """What is kept for an older operator of the same name would be taken for its own."""
-        for name in self._matching.added:
-            epochs = [manifest.epoch for manifest in manifests if name in manifest.operators]
-            if epochs:
-                raise RecoveryError(
-                    f"there was an operator of this name before, and epoch {epochs[-1]}, which is kept, has its state",
-                    next_step=f"restore epoch {epochs[-1]} to have it back, or give the new operator another name",
-                    flow=self._graph.flow,
-                    operator=name,
-                )
 
     def _free_epoch(self) -> Epoch:
         """A number that no checkpoint has had, wherever."""
@@ -554,10 +499,9 @@ class Recovery:
         logs = dict(channels)
         notes: dict[OperatorId, str] = {}
         added = [name for name in self._graph.names if name in self._matching.added]
-        epoch = self._free_epoch() if added else NO_EPOCH
         for name in added:
             positions = {one: logs[one].start for one in self._graph.node(name).inputs}
-            logs[name] = begin_log(self._layout, name, positions, epoch=epoch, generation=generation)
+            logs[name] = begin_log(self._layout, name, positions, generation)
             self._snapshots.begin_anew(self._layout.spark_checkpoint_dir(name, generation))
             notes[name] = _beginning(positions, "where its log begins")
         self._matching = self._matching.with_notes(notes)
@@ -618,7 +562,7 @@ class Recovery:
                 next_step=f"choose one of those kept: {kept}",
                 flow=self._graph.flow,
             )
-        self._matching = self._match(chosen[-1], self._changes)
+        self._matching = self._matcher.checkpoint(chosen[-1], self._generations, self._changes)
         self._refuse_to_pass_fixed_sinks(epoch)
         try:
             built = self._built_or_fetched(chosen, generation)
@@ -681,7 +625,7 @@ class Recovery:
         for path, usable in self._usable(manifests):
             manifest = usable[-1]
             try:
-                self._matching = self._match(manifest, Changes())
+                self._matching = self._matcher.checkpoint(manifest, self._generations, Changes())
                 built = self._built(usable, generation)
             except (CutlineError, OSError) as error:
                 self._problem(f"epoch {manifest.epoch} of the {path} tier cannot be used: {error}")
@@ -711,12 +655,17 @@ class Recovery:
             if manifest.epoch in here and manifest.epoch != newest:
                 yield "local", here[manifest.epoch]
             if manifest.epoch in there:
-                chain = to_publish(manifest, known, published=self._slowest_sink(manifest), problem=self._problem)
+                slowest = self._slowest_sink(manifest, known)
+                chain = to_publish(manifest, known, published=slowest, problem=self._problem)
                 if chain is not None and self._is_fetched(manifest):
                     yield "remote", chain
 
-    def _slowest_sink(self, manifest: Manifest) -> Epoch:
-        return min((self._published_by(node.sink) for node in self._graph.sinks), default=manifest.epoch)
+    def _slowest_sink(self, manifest: Manifest, known: list[Manifest]) -> Epoch:
+        before = [one for one in known if one.epoch < manifest.epoch]
+        return min(
+            (max(self._published_by(node.sink), not_held(before, node.operator)) for node in self._graph.sinks),
+            default=manifest.epoch,
+        )
 
     def _in_remote_tier(self) -> tuple[set[Epoch], list[Manifest]]:
         """The epochs there, and all that are known when their records are here."""
@@ -788,7 +737,8 @@ class Recovery:
         level = log.info if path in ("resume", "fresh") else log.warning
         level("recovered", flow=self._graph.flow, path=path, generation=generation, epoch=epoch, reason=reason)
         for one in self._matching.operators if not self._matching.is_unchanged else ():
-            log.warning(f"operator_{one.fate}", flow=self._graph.flow, was=one.was, now=one.now, note=one.note)
+            level = log.info if one.fate in ("kept", "added") else log.warning
+            level(f"operator_{one.fate}", flow=self._graph.flow, was=one.was, now=one.now, note=one.note)
         return Recovered(
             generation=generation,
             path=path,

@@ -24,7 +24,7 @@ from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import is_resumable
 from cutline.service.clock import now_ms
 from cutline.service.leftovers import held_files
-from cutline.service.manifests import epoch_in, gone_back_to, lineage_of, statistics
+from cutline.service.manifests import epoch_in, gone_back_to, lineage_of, not_held, statistics
 from cutline.service.recovery import Recovered
 
 log = get_logger(__name__)
@@ -62,20 +62,14 @@ def settle_sinks(
             sink.rewind(newest)
             ahead = newest
         reached = min(max(ahead, recorded.get(node.sink, NO_EPOCH)), newest)
-        published[node.sink] = max(reached, _not_its_own(recovered, node.operator))
+        floor = NO_EPOCH if recovered.record.is_per_operator else not_held(recovered.manifests, node.operator)
+        published[node.sink] = max(reached, floor)
         metadata.store_published(node.sink, published[node.sink])
     for manifest in recovered.manifests:
         if manifest.carried_from is not None:
             metadata.store_outcome(_completed(manifest, f"epoch {manifest.carried_from}, under other names"))
     _throw_away_what_was_left(recovered, sinks, layout)
     return published
-
-
-def _not_its_own(recovered: Recovered, operator: OperatorId) -> Epoch:
-    """The newest checkpoint that holds nothing of an operator: nothing of it is to be published by its sinks."""
-    if recovered.record.is_per_operator:
-        return NO_EPOCH
-    return max((one.epoch for one in recovered.manifests if operator not in one.operators), default=NO_EPOCH)
 
 
 def _throw_away_what_was_left(recovered: Recovered, sinks: Mapping[SinkId, Sink], layout: Layout) -> None:

@@ -249,7 +249,12 @@ class Verifier:
             if folder.name[1:].isdigit() and any(not durable.is_temporary(name) for name in _names_in(folder)):
                 named.add(Generation(int(folder.name[1:])))
         now = self._generations()  # again: the flow may have been started meanwhile
-        missing = [number for number in sorted(named - now.numbers) if now.problem_of(number)]
+        # A start that was killed before its generation existed may have written entries that nobody will read.
+        are_all_there = recoveries <= len(now.numbers)
+        unknown = [
+            one for one in sorted(named - now.numbers) if one < max(now.numbers, default=one) or not are_all_there
+        ]
+        missing = [number for number in unknown if now.problem_of(number)]
         for number in missing:
             yield self._of_flow(self._layout.generation(number), "generation record is missing")
         # Its number is unknown if it was the oldest, or left nothing else behind.

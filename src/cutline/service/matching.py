@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from cutline.errors import FlowDefinitionError, RecoveryError
 from cutline.graph import FlowGraph
-from cutline.ids import FlowName, OperatorId, SinkId
-from cutline.ports import GenerationRecord, Manifest, OperatorPlan
+from cutline.ids import FlowName, OperatorId
+from cutline.ports import GenerationRecord, Manifest, OperatorPlan, OperatorRecord
 from cutline.service.renaming import Renaming
 
 #: Per operator: the channels it reads, in their order.
@@ -174,22 +174,6 @@ def declared_inputs(graph: FlowGraph) -> dict[OperatorId, tuple[OperatorId, ...]
     return {node.operator: node.inputs for node in graph.operators}
 
 
-def check_sinks(
-    old: OperatorId, new: OperatorId, before: Iterable[SinkId], now: Iterable[SinkId], flow: FlowName
-) -> None:
-    """A sink is known to its table by its name: one that was named after its operator keeps that name."""
-    after, then = set(now), set(before)
-    for sink in sorted(then - after):
-        called_now = f"{new}{sink.removeprefix(old)}"
-        if sink.startswith(f"{old}-") and called_now in after:
-            raise RecoveryError(
-                f"the sink {sink} would be called {called_now}, and its table would not know it",
-                next_step=f'name it as before: flow.sink({new}, …, name="{sink}")',
-                flow=flow,
-                operator=new,
-            )
-
-
 class Matcher:
     """Holds the code against what is stored."""
 
@@ -263,4 +247,17 @@ class Matcher:
                     next_step=f"restore epoch {epochs[-1]} to have it back, or give the new operator another name",
                     flow=self._graph.flow,
                     operator=name,
+                )
+
+    def check_sinks(self, record: OperatorRecord, operator: OperatorId) -> None:
+        """A sink is known to its table by its name: one that was named after its operator keeps that name."""
+        now = self._graph.sinks_of(operator)
+        for sink in record.sinks:
+            called_now = f"{operator}{sink.removeprefix(record.operator)}"
+            if sink not in now and sink.startswith(f"{record.operator}-") and called_now in now:
+                raise RecoveryError(
+                    f"the sink {sink} would be called {called_now}, and its table would not know it",
+                    next_step=f'name it as before: flow.sink({operator}, …, name="{sink}")',
+                    flow=self._graph.flow,
+                    operator=operator,
                 )

@@ -151,6 +151,8 @@ class Recovery:
             with contextlib.suppress(DamagedRecordError, FileNotFoundError):
                 manifest = self._snapshots.load_manifest(self._restore_to)
                 self._matching = self._matcher.checkpoint(manifest, self._generations, self._changes)
+                for old, new in self._matching.renaming.new_names.items():
+                    self._matcher.check_sinks(self._snapshots.load_record(manifest, old), new)
 
     def recover(self) -> Recovered:
         """Bring the flow back. Raises RecoveryError rather than lose anything silently."""

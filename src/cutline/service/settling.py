@@ -66,7 +66,8 @@ def settle_sinks(
         published[node.sink] = max(reached, floor)
         metadata.store_published(node.sink, published[node.sink])
     for manifest in recovered.manifests:
-        if manifest.carried_from is not None:
+        # Only now: on a host that has lost its records an older one must not make them look complete.
+        if manifest.carried_from is not None and manifest.generation == recovered.generation:
             metadata.store_outcome(_completed(manifest, f"epoch {manifest.carried_from}, under other names"))
     _throw_away_what_was_left(recovered, sinks, layout)
     return published

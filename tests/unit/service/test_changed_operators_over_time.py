@@ -85,6 +85,7 @@ def test_killed_anywhere_the_next_start_brings_the_flow_to_where_it_was_wanted(t
 def test_killed_anywhere_and_asked_no_more_either_nothing_has_changed_or_all_has(tmp_path: Path, point: str) -> None:
     epoch = first_life(tmp_path)
     assert is_killed_at(point, lambda: ChangingFlow(tmp_path, AFTER, NEW_TABLES, restore_to=epoch, **CHANGES))  # type: ignore[arg-type]
+    cli(tmp_path, "verify", "--all", "--deep")
     if point in ("restore-generation", "sink-rewind-half"):
         with pytest.raises(RecoveryError, match="the last run holds operators"):
             ChangingFlow(tmp_path, BEFORE, TABLES)

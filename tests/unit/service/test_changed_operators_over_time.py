@@ -123,6 +123,52 @@ def test_killed_while_an_operator_joins_it_joins_again(tmp_path: Path) -> None:
     whole_and_tidy(tmp_path)
 
 
+def test_a_checkpoint_whose_start_was_killed_counts_for_nothing_even_if_no_name_is_shared(tmp_path: Path) -> None:
+    old, new = {"numbers": (), "totals": ("numbers",)}, {"digits": (), "sums": ("digits",)}
+    with changing(tmp_path, old, {"table": "totals"}) as flow:
+        flow.emit(3)
+        epoch = flow.settle()
+    rename = {"numbers": "digits", "totals": "sums"}
+    assert is_killed_at(
+        "carry-manifest", lambda: ChangingFlow(tmp_path, new, {"table": "sums"}, restore_to=epoch, rename=rename)
+    )
+    cli(tmp_path, "verify", "--all", "--deep")
+    with changing(tmp_path, old, {"table": "totals"}) as flow:
+        assert [manifest.epoch for manifest in flow.recovered.manifests] == [epoch]
+        finishes(flow)
+
+
+def test_what_an_earlier_life_had_begun_is_given_up_when_an_operator_joins(tmp_path: Path) -> None:
+    first_life(tmp_path)
+
+    def life() -> None:
+        with changing(tmp_path, BEFORE, TABLES) as flow:
+            flow.emit(1)
+            flow.settle()
+
+    assert is_killed_at("after-barrier:totals", life)
+    edges, tables = {**BEFORE, "late": ("totals",), "source": ()}, {**TABLES, "last": "late", "own": "source"}
+    with changing(tmp_path, edges, tables) as flow:
+        assert flow.recovered.pending
+        finishes(flow)
+        assert [one.outcome for one in flow.run.checkpoints() if one.epoch == flow.recovered.pending[0].epoch] == [
+            "aborted"
+        ]
+
+
+def test_what_was_staged_and_given_up_is_thrown_away_under_the_old_name(tmp_path: Path) -> None:
+    epoch = first_life(tmp_path)
+    with changing(tmp_path, BEFORE, TABLES) as flow:
+        flow.emit(1)
+        flow.wait(lambda: flow.step("totals"))
+        given_up = [entry.batch for entry in flow.operators[OperatorId("totals")].channel.data_entries()]
+        cut = flow.recovered.manifests[0].operators[OperatorId("totals")].batch
+    with changing(tmp_path, AFTER, NEW_TABLES, restore_to=epoch, **CHANGES) as flow:
+        thrown_away = sorted(staged.batch for staged in flow.sinks["table"].aborted)
+        assert thrown_away == [batch for batch in given_up if batch > cut]
+        finishes(flow)
+
+
 # ------------------------------------------------------------------------------------------------- over time
 
 

@@ -30,12 +30,11 @@ from cutline.ports import (
     OperatorPlan,
     OperatorRecord,
     Sink,
-    SinkRecord,
     SnapshotFile,
     SnapshotStore,
-    StagedBatch,
     SubtaskRecord,
 )
+from cutline.protocol.commit import CommitPermit
 from cutline.protocol.lineage import Lineage, Span
 from cutline.protocol.messages import Timings
 from cutline.service.clock import now_ms
@@ -81,16 +80,15 @@ class Carrier:
     ) -> Carried:
         """Carry over the last of these checkpoints as ``epoch``; those before it may still have to be published.
 
-        Raises DamagedRecordError if it cannot be trusted, RecoveryError if something would be lost.
+        Raises DamagedRecordError if it cannot be trusted, RecoveryError if a sink cannot publish what it should have.
         """
         manifest = manifests[-1]
         old_names = {new: old for old, new in matching.renaming.new_names.items()}
         # Everything is looked at before anything is written: whoever tries another checkpoint instead finds no traces.
         records = {new: self._restorer.verified_record(manifest, old) for new, old in old_names.items()}
         old_logs = {new: self._restorer.forked_channel(manifest, old, generation) for new, old in old_names.items()}
-        outputs: dict[OperatorId, tuple[dict[SinkId, SinkRecord], BatchId]] = {}
-        for new, record in records.items():
-            outputs[new] = self._unpublished(manifests, record.operator, new, epoch)
+        for new, old in old_names.items():
+            self._publish(manifests, old, new)
         channels: dict[OperatorId, ChannelLog] = {}
         made: dict[OperatorId, OperatorRecord] = {}
         for name in self._graph.names:  # inputs before those that read them
@@ -98,7 +96,7 @@ class Carrier:
             if name in records:
                 channels[name] = self._log_of(manifest, old_logs[name], name, matching, generation)
                 record = matching.renaming.record(records[name], self._read_blob)
-                record = msgspec.structs.replace(record, sinks=outputs[name][0])
+                record = msgspec.structs.replace(record, sinks={})  # it is published, or will be by the old epochs
                 self._snapshots.restore(record, folder)
             else:
                 channels[name] = ChannelLog.open(name, self._layout.channel(name), Lineage.begin(generation))
@@ -106,10 +104,9 @@ class Carrier:
                 self._snapshots.begin_anew(folder)
             made[name] = msgspec.structs.replace(record, epoch=epoch, generation=generation, barrier=channels[name].end)
             _append_cut(channels[name], epoch, record.batch, record.positions, is_aligned=record.aligned)
-        after = {name: outputs[name][1] if name in outputs else NO_BATCH for name in made}
         crashpoint("carry-logs")
         stored = {name: self._snapshots.store_record(record) for name, record in made.items()}
-        cuts = {name: operator_cut(acknowledgement(one), after[name]) for name, one in stored.items()}
+        cuts = {name: operator_cut(acknowledgement(one), made[name].batch) for name, one in stored.items()}
         read: dict[OperatorId, dict[OperatorId, Position]] = {name: {} for name in made}
         for consumer, record in made.items():
             for name, position in record.positions.items():
@@ -162,7 +159,7 @@ class Carrier:
             if not target.exists():
                 os.link(codec.data_dir(log.folder) / segment.name, target)
             segments.append(msgspec.structs.replace(segment, name=name))
-        # What it has staged is published by the old epochs, or bound to the new one.
+        # What it has staged is published by the old epochs.
         return msgspec.structs.replace(
             entry, generation=generation, positions=positions, segments=segments, staged={}, plan={}
         )
@@ -195,40 +192,38 @@ class Carrier:
             timings=Timings(),
         )
 
-    def _unpublished(
-        self, manifests: Sequence[Manifest], old: OperatorId, new: OperatorId, epoch: Epoch
-    ) -> tuple[dict[SinkId, SinkRecord], BatchId]:
-        """What complete epochs hold for sinks that have yet to publish it, and the batch after which that begins.
+    def _publish(self, manifests: Sequence[Manifest], old: OperatorId, new: OperatorId) -> None:
+        """What complete epochs hold for sinks of an operator that has another name now, and have yet to publish.
 
-        Of an operator that has kept its name the old epochs themselves are published; of another one they are of no
-        use to a sink, so the new epoch publishes it.
+        Later no epoch would be found that holds anything of it. Each is published under its own number, as it would
+        have been before: whoever takes the sink back to it finds it there.
         """
-        newest = manifests[-1]
-        after = newest.operators[old].batch
-        found: dict[SinkId, SinkRecord] = {}
         for sink in self._graph.sinks_of(new) if old != new else ():
-            staged: list[StagedBatch] = []
             for manifest in manifests:
-                cut = manifest.operators.get(old)
-                if cut is None or manifest.epoch <= self._published(sink):
+                if old not in manifest.operators or manifest.epoch <= self._published(sink):
                     continue
-                prepared = self._snapshots.load_record(manifest, old).sinks.get(sink)
-                mine = [one for one in prepared.staged if cut.after_batch < one.batch <= cut.batch] if prepared else []
-                if mine:
-                    after = min(after, cut.after_batch)
-                    staged += mine
-            if not staged:
-                continue
-            if new in newest.operators:
-                # The sink would take the cut of the other operator of that name for where its own output begins.
-                raise RecoveryError(
-                    f"sink {sink} has yet to publish epoch {newest.epoch}, and another operator was called {new} then",
-                    next_step="start the flow once as it was, so that it is published",
+                cut = manifest.operators[old]
+                permit = CommitPermit(
                     flow=self._graph.flow,
                     operator=new,
+                    sink=sink,
+                    epoch=manifest.epoch,
+                    generation=manifest.generation,
+                    previous_epoch=manifest.previous_epoch,
+                    after_batch=cut.after_batch,
+                    through_batch=cut.batch,
                 )
-            found[sink] = SinkRecord(staged=staged, token=self._sinks[sink].prepare(epoch, staged))
-        return found, after
+                prepared = self._snapshots.load_record(manifest, old).sinks.get(sink)
+                staged = [batch for batch in prepared.staged if permit.covers(batch.batch)] if prepared else []
+                try:
+                    self._sinks[sink].commit(permit, staged, prepared.token if prepared else {})
+                except Exception as error:  # a sink may raise anything
+                    raise RecoveryError(
+                        f"sink {sink} has yet to publish epoch {manifest.epoch}, and cannot: {error}",
+                        next_step="mend the cause and start again; nothing has been changed",
+                        flow=self._graph.flow,
+                        operator=new,
+                    ) from error
 
 
 def begin_log(

@@ -63,8 +63,9 @@ def settle_sinks(
             ahead = newest
         reached = min(max(ahead, recorded.get(node.sink, NO_EPOCH)), newest)
         floor = NO_EPOCH if recovered.record.is_per_operator else not_held(recovered.manifests, node.operator)
+        # What is not its own to publish is written down nowhere: the flow may go back to where it was another's.
+        metadata.store_published(node.sink, reached)
         published[node.sink] = max(reached, floor)
-        metadata.store_published(node.sink, published[node.sink])
     for manifest in recovered.manifests:
         # Only now: on a host that has lost its records an older one must not make them look complete.
         if manifest.carried_from is not None and manifest.generation == recovered.generation:

@@ -243,18 +243,12 @@ class Verifier:
             yield self._of_flow(path, f"the folder belongs to the flow {name!r}")
 
     def _missing_generations(self, generations: _Generations, recoveries: int) -> Iterator[Finding]:
-        """Generation records are never deleted, and whatever wrote an entry had one."""
+        """Generation records are never deleted, and whatever wrote an entry that is read had one."""
         named = {span[0] for one in generations.readable for spans in one.lineage.values() for span in spans}
-        for folder in self._layout.root.glob("channels/*/g*"):
-            if folder.name[1:].isdigit() and any(not durable.is_temporary(name) for name in _names_in(folder)):
-                named.add(Generation(int(folder.name[1:])))
         now = self._generations()  # again: the flow may have been started meanwhile
-        # A start that was killed before its generation existed may have written entries that nobody will read.
-        are_all_there = recoveries <= len(now.numbers)
-        unknown = [
-            one for one in sorted(named - now.numbers) if one < max(now.numbers, default=one) or not are_all_there
-        ]
-        missing = [number for number in unknown if now.problem_of(number)]
+        if recoveries > len(now.numbers):
+            named |= self._writers()
+        missing = [number for number in sorted(named - now.numbers) if now.problem_of(number)]
         for number in missing:
             yield self._of_flow(self._layout.generation(number), "generation record is missing")
         # Its number is unknown if it was the oldest, or left nothing else behind.
@@ -262,6 +256,15 @@ class Verifier:
             yield self._of_flow(
                 self._layout.generations, f"{recoveries} generations have been, there are records of {len(now.numbers)}"
             )
+
+    def _writers(self) -> set[Generation]:
+        """All that have written an entry; also starts that were killed before their generation began."""
+        folders = [folder for folder in self._layout.root.glob("channels/*/g*") if folder.name[1:].isdigit()]
+        return {
+            Generation(int(folder.name[1:]))
+            for folder in folders
+            if any(not durable.is_temporary(name) for name in _names_in(folder))
+        }
 
     def _generations(self) -> _Generations:
         readable: list[GenerationRecord] = []

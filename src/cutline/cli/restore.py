@@ -18,7 +18,6 @@ from cutline.cli.run import load_flow
 from cutline.errors import ConfigError, RecoveryError
 from cutline.ids import Epoch, OperatorId
 from cutline.layout import Layout
-from cutline.ports import GenerationRecord, Manifest
 from cutline.service.matching import Changes, Matching, declared_inputs, match
 from cutline.service.savepoints import Savepoints
 from cutline.service.wishes import RestoreWish, parse_renames, store_wish
@@ -100,20 +99,17 @@ def _matching(
 def _inputs_then(
     layout: Layout, savepoints: Savepoints, target: str, epoch: Epoch
 ) -> dict[OperatorId, list[OperatorId]]:
-    manifest: Manifest
-    generation: GenerationRecord
+    """What each operator of the checkpoint was reading."""
     if target.isdigit():
         store = LocalSnapshotStore.reading(layout)
-        manifest = store.load_manifest(epoch)
-        generations = store.generations()
+        manifest, generations = store.load_manifest(epoch), store.generations()
     else:
-        manifest = savepoints.replica(target).load_manifest(epoch)
-        generations = savepoints.replica(target).load_generations()
-    found = [one for one in generations if one.generation == manifest.generation]
-    if not found:
-        return {name: list(cut.positions) for name, cut in manifest.operators.items()}
-    generation = found[0]
-    return {name: inputs for name, inputs in generation.inputs.items() if name in manifest.operators}
+        replica = savepoints.replica(target)
+        manifest, generations = replica.load_manifest(epoch), replica.load_generations()
+    for generation in generations:
+        if generation.generation == manifest.generation:
+            return generation.inputs
+    return {name: list(cut.positions) for name, cut in manifest.operators.items()}
 
 
 def _target(store: LocalSnapshotStore, savepoints: Savepoints, to: str | None, at: str | None) -> tuple[str, Epoch]:

@@ -74,16 +74,6 @@ class Matching:
         """For people and programs."""
         return [{"fate": one.fate, "was": one.was, "now": one.now, "note": one.note} for one in self.operators]
 
-    def __str__(self) -> str:
-        """In one line: who is kept, renamed, dropped, added."""
-        shown = {
-            "kept": [str(one.now) for one in self.operators if one.fate == "kept"],
-            "renamed": [f"{one.was} to {one.now}" for one in self.operators if one.fate == "renamed"],
-            "dropped": [str(one.was) for one in self.operators if one.fate == "dropped"],
-            "added": [str(one.now) for one in self.operators if one.fate == "added"],
-        }
-        return "; ".join(f"{fate}: {', '.join(names)}" for fate, names in shown.items() if names)
-
 
 def match(recorded: Inputs, declared: Inputs, *, flow: FlowName, where: str, changes: Changes) -> Matching:
     """Match by name, and by the names that were changed.

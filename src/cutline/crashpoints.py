@@ -58,6 +58,12 @@ REMOTE_POINTS: tuple[str, ...] = (
     "remote-fetched",  # everything is back; nothing is decided
     "live-dir-half",  # a directory built here is where Spark wants it; nothing says that it is whole
     "savepoint-sent",  # all that a savepoint holds is in its folder; nothing says that it is one
+    "remote-carried",  # a checkpoint under new names is in the remote tier; its generation is not known there
+)
+#: Passed only when a flow goes back to a checkpoint of other operators than it has now.
+CARRY_POINTS: tuple[str, ...] = (
+    "carry-logs",  # the logs under the new names are there; no record of the new checkpoint is
+    "carry-manifest",  # the checkpoint under the new names is there; the generation that it counts from is not
 )
 
 _lock = threading.Lock()

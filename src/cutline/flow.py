@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -168,16 +168,29 @@ class Flow:
         return {name: sink for name, (_, sink) in self._sinks.items()}
 
     def start(
-        self, *, spark: SparkSession | None = None, restore_to: int | str | None = None, **options: Any
+        self,
+        *,
+        spark: SparkSession | None = None,
+        restore_to: int | str | None = None,
+        rename: Mapping[str, str] | None = None,
+        allow_dropped: bool = False,
+        **options: Any,
     ) -> RunningFlow:
         """Run the flow; see ``cutline.config.Options`` for what may be set.
 
         Comes back by itself from whatever an earlier run left in ``storage``. Without ``spark`` the active session is
         used, or a tuned local one is made. ``restore_to`` takes the whole flow back to a checkpoint that is kept, or to
         a savepoint by its name: what sinks have published since is taken back, and all that came after is given up.
+        Operators that have another name since then are named in ``rename``, old → new; ``allow_dropped`` leaves those
+        behind that the flow no longer has. Operators that it did not have begin without state.
         """
         # Found by name: a flow is declared without knowing what runs it, so its layer lies below the wiring.
         run: RunningFlow = import_module("cutline.wiring").start_flow(
-            self, spark=spark, settings=options, restore_to=restore_to
+            self,
+            spark=spark,
+            settings=options,
+            restore_to=restore_to,
+            rename=rename,
+            allow_dropped=allow_dropped,
         )
         return run

@@ -28,22 +28,24 @@ from cutline.service.clock import now_ms
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.cores import cadence_of, check_operator_options, coordinator_core, own_options, trigger_settings
 from cutline.service.janitor import Janitor, needs_behind_log
+from cutline.service.leftovers import forget_left, sweep_spark_dirs
 from cutline.service.lock import FlowLock
 from cutline.service.log_check import gather_segments
-from cutline.service.manifests import batch_in
+from cutline.service.manifests import batch_in, highest_epoch
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
 from cutline.service.patience import patiently
 from cutline.service.post import Letter, Wire
-from cutline.service.recovery import Recovered, Recovery, sweep_spark_dirs
+from cutline.service.recovery import Recovered, Recovery
 from cutline.service.region import OperatorStart, Parts, RegionRecovery
 from cutline.service.remote_tier import RemoteTier
 from cutline.service.replica import Replica
 from cutline.service.replication import Replicator
 from cutline.service.running import RunningFlow
 from cutline.service.savepoints import Savepoints
-from cutline.service.settling import highest_epoch, open_sinks, settle_pending, settle_sinks
+from cutline.service.settling import open_sinks, settle_pending, settle_sinks
 from cutline.service.supervisor import Supervisor
+from cutline.service.wishes import RestoreWish, current_wish, restore_target
 from cutline.snapshots.store import LocalSnapshotStore
 
 if TYPE_CHECKING:
@@ -71,8 +73,13 @@ def start_flow(
     settings: Mapping[str, Any],
     config_file: Path | None = None,
     restore_to: int | str | None = None,
+    rename: Mapping[str, str] | None = None,
+    allow_dropped: bool = False,
 ) -> RunningFlow:
-    """Check, recover, run. ``restore_to``: the epoch or savepoint that the whole flow is taken back to first."""
+    """Check, recover, run. ``restore_to``: the epoch or savepoint that the whole flow is taken back to first.
+
+    ``rename`` (old name → new name) and ``allow_dropped`` say how its operators have changed since then.
+    """
     begun = time.monotonic()
     graph = flow.graph()
     options = load_options(settings, config_file=config_file)
@@ -82,6 +89,7 @@ def start_flow(
     lock = FlowLock(layout.lock, flow.name)
     lock.acquire()
     try:
+        wish = current_wish(layout, restore_to, rename, allow_dropped=allow_dropped, flow=flow.name)
         # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
         from cutline.spark.engine import SparkEngine
         from cutline.spark.executors import SparkExecutors
@@ -98,7 +106,7 @@ def start_flow(
             layout,
             executors=SparkExecutors(session, flow.name),
             release_lock=lock.release,
-            restore_to=restore_to,
+            wish=wish,
         )
     except BaseException:
         lock.release()
@@ -116,10 +124,11 @@ def run_on(
     *,
     executors: Executors | None = None,
     release_lock: Callable[[], None],
-    restore_to: int | str | None = None,
+    wish: RestoreWish | None = None,
 ) -> RunningFlow:
     """Bring the flow back and start it on an engine; the caller holds the flow's lock.
 
+    ``wish``: where a person wants it taken back to.
     ``executors``: who carries what is large between the tiers; None: threads of this process carry all.
     """
     plans = engine.plan()
@@ -129,6 +138,7 @@ def run_on(
     replica = _open_replica(graph, options, layout, executors)
     remote = RemoteTier(replica, graph.flow) if replica is not None else None
     _settle_segments(options, layout, graph.flow)
+    savepoints = Savepoints(layout, partial(store_at, remote_options=options.remote_options))
     recovery = Recovery(
         graph=graph,
         plans=plans,
@@ -138,21 +148,23 @@ def run_on(
         sinks=flow.sinks,
         is_per_operator=options.is_per_operator,
         remote=remote,
+        restore_to=restore_target(wish, savepoints) if wish is not None else None,
+        changes=wish.changes if wish is not None else None,
     )
     recovery.check_definition()
     open_sinks(graph, flow.sinks, plans)
-    savepoints = Savepoints(layout, partial(store_at, remote_options=options.remote_options))
-    recovered = recovery.recover(restore_target(layout, savepoints, restore_to))
+    recovered = recovery.recover()
     gather_segments(recovered.channels.values())
     forget_former_places(layout.channels)
-    published = settle_sinks(graph, flow.sinks, recovered, metadata)
+    published = settle_sinks(graph, flow.sinks, recovered, metadata, layout)
 
     seen = [
+        *(barrier.epoch for channel in recovered.channels.values() for barrier in channel.barriers()),
         *snapshots.epochs(),
         *(flow.sinks[node.sink].highest() for node in graph.sinks),
         *(remote.epochs() if remote is not None else ()),
     ]
-    last_epoch = highest_epoch(metadata, recovered, seen)
+    last_epoch = highest_epoch(metadata.last_epoch(), seen)
     pending = settle_pending(recovered, metadata, snapshots)
     pins = metadata.pins()
 
@@ -162,6 +174,7 @@ def run_on(
         touched_by={name: {name, *graph.consumers(name)} for name in graph.names},
         check_fence=metadata.check_fence,
         live_needs=partial(_needs_of_those_behind, recovered, snapshots, layout, options),
+        forget_left=lambda: forget_left(layout, snapshots, graph.names),
     )
     metrics = Metrics(graph.flow)
     coordinators: list[CoordinatorService] = []
@@ -297,7 +310,7 @@ def run_on(
         ),
         on_fatal=on_fatal,
         metrics=metrics,
-        is_per_operator=options.is_per_operator,
+        entered=recovered.record,
     )
     run = RunningFlow(
         graph=graph,
@@ -355,7 +368,7 @@ def _begin(
 ) -> None:
     try:
         layout.restore_wish.unlink(missing_ok=True)
-        sweep_spark_dirs(layout, recovered.spark_dirs)
+        sweep_spark_dirs(layout, recovered.spark_dirs, is_all=True)
         kept = {manifest.epoch for manifest in recovered.manifests} | pins
         abandoned = tuple(epoch for epoch in snapshots.epochs() if epoch not in kept)
         janitor.start(abandoned)
@@ -419,20 +432,6 @@ def _opening_of(place: str, remote_options: Mapping[str, str] | None = None) -> 
     from cutline.objects import open_store
 
     return partial(open_store, place, dict(remote_options or {}) if place.startswith(BUCKET_SCHEMES) else {})
-
-
-def restore_target(layout: Layout, savepoints: Savepoints, restore_to: int | str | None) -> Epoch | None:
-    """The epoch that a person wants the flow taken back to: now, or said earlier with ``cutline restore``.
-
-    What a savepoint holds is put into the flow's folder, in case the checkpoint itself was let go of since.
-    """
-    if restore_to is None and layout.restore_wish.exists():
-        restore_to = records.load("restore", layout.restore_wish, dict)["to"]
-    if restore_to is None:
-        return None
-    if isinstance(restore_to, int) or restore_to.isdigit():
-        return Epoch(int(restore_to))
-    return savepoints.fetch(restore_to).epoch
 
 
 def _open_replica(graph: FlowGraph, options: Options, layout: Layout, executors: Executors | None) -> Replica | None:

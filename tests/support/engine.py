@@ -41,6 +41,8 @@ class MemoryEngine:
     def __init__(self) -> None:
         #: (operator, channel) → how far it may read.
         self.gates: dict[tuple[str, str], int] = {}
+        #: (operator, channel) → where a query begins that has read nothing.
+        self.beginnings: dict[tuple[str, str], int] = {}
 
     def plan(self) -> dict[OperatorId, OperatorPlan]:
         raise NotImplementedError
@@ -51,8 +53,11 @@ class MemoryEngine:
     def live_dirs(self) -> LiveDirs | None:
         return None
 
-    def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
+    def set_gate(
+        self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage, first: Position
+    ) -> None:
         self.gates[operator, channel] = admit
+        self.beginnings[operator, channel] = first
 
     def expect_restarts(self, operator: OperatorId, are_expected: bool) -> None: ...
 

@@ -31,6 +31,7 @@ from cutline.protocol.commit import CommitPermit
 from cutline.protocol.messages import CheckpointOptions
 from cutline.service.cores import check_operator_options
 from cutline.service.credits import StopAtBoundary
+from cutline.service.wishes import current_wish
 from tests.support.engine import MemoryEngine
 from tests.support.memory_sink import MemorySink
 from tests.support.spark_dirs import SparkDir
@@ -158,7 +159,7 @@ class SparklessFlow:
             self.layout,
             executors=executors,
             release_lock=lambda: None,
-            restore_to=restore_to,
+            wish=current_wish(self.layout, restore_to, None, allow_dropped=False, flow=flow.name),
         )
         self.recovered = self.run._recovered
         self.coordinator = self.run._coordinator

@@ -30,7 +30,7 @@ from cutline.ports import (
 from cutline.protocol.messages import BarrierTerms, Timings
 from cutline.service.manifests import operator_cut
 from cutline.service.recovery import Recovered, Recovery
-from cutline.service.snapshotter import _acknowledgement
+from cutline.service.snapshotter import acknowledgement
 from cutline.snapshots.store import LocalSnapshotStore
 from tests.support.channels import append_barrier, append_batch
 from tests.support.spark_dirs import SparkDir
@@ -101,7 +101,8 @@ class StoredFlow:
                 snapshots=self.store,
                 metadata=metadata,
                 sinks=sinks,
-            ).recover(restore_to)
+                restore_to=restore_to,
+            ).recover()
         newest = [manifest.epoch for manifest in self.recovered.manifests]
         self.previous_epoch = newest[-1] if newest else Epoch(0)
         return self.recovered
@@ -235,7 +236,7 @@ class StoredFlow:
         return record
 
     def _cut(self, record: OperatorRecord) -> OperatorCut:
-        return operator_cut(_acknowledgement(self.store.store_record(record)))
+        return operator_cut(acknowledgement(self.store.store_record(record)))
 
     def record_path(self, epoch: int, operator: OperatorId) -> Path:
         """The record that the epoch's manifest names."""

@@ -13,6 +13,7 @@ import pytest
 
 import cutline
 from cutline.crashpoints import (
+    CARRY_POINTS,
     ENVIRONMENT_VARIABLE,
     PID_VARIABLE,
     POINTS,
@@ -32,15 +33,15 @@ def points_in_code() -> set[str]:
 
 
 def test_every_point_of_the_list_is_in_the_code() -> None:
-    assert {*POINTS, *REMOTE_POINTS} - points_in_code() == set()
+    assert {*POINTS, *REMOTE_POINTS, *CARRY_POINTS} - points_in_code() == set()
 
 
 def test_every_point_in_the_code_is_on_the_list() -> None:
-    assert points_in_code() - {*POINTS, *REMOTE_POINTS} == set()
+    assert points_in_code() - {*POINTS, *REMOTE_POINTS, *CARRY_POINTS} == set()
 
 
 def test_no_point_is_on_the_list_twice() -> None:
-    assert len({*POINTS, *REMOTE_POINTS}) == len(POINTS) + len(REMOTE_POINTS)
+    assert len({*POINTS, *REMOTE_POINTS, *CARRY_POINTS}) == len(POINTS) + len(REMOTE_POINTS) + len(CARRY_POINTS)
 
 
 def test_without_the_variable_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -290,19 +290,24 @@ class ChannelLog:
         found: list[Entry] = []
         for folder in sorted(self.folder.glob("g*")):
             for seq in self._sequence_numbers(folder):
-                if self.lineage.owner(seq) != int(folder.name[1:]):
+                if not self.lineage.shows(Generation(int(folder.name[1:])), seq):
                     with contextlib.suppress(DamagedRecordError):
                         found.append(codec.load(folder / codec.entry_name(seq)))
         return found
 
-    def sweep(self) -> int:
-        """Delete what no visible entry names. Only while the channel's writer is at rest. Returns the files deleted."""
+    def sweep(self, held: Collection[Path] = ()) -> int:
+        """Delete what no visible entry names. Only while the channel's writer is at rest. Returns the files deleted.
+
+        ``held``: what is needed all the same.
+        """
         visible = {(f"g{self.lineage.owner(entry.seq):06d}", codec.entry_name(entry.seq)) for entry in self.entries()}
         referenced = {segment.name for entry in self.data_entries() for segment in entry.segments}
         doomed = [path for path in self.folder.glob("g*/*") if (path.parent.name, path.name) not in visible]
         if not self.is_whole:
             below = codec.entry_name(self._opened_from)
             doomed = [path for path in doomed if path.name >= below]
+        doomed = [path for path in doomed if path not in held]
         for path in doomed:
             path.unlink(missing_ok=True)
+        referenced.update(path.name for path in held if path.parent == codec.data_dir(self.folder))
         return len(doomed) + (self.segments.sweep(referenced) if self.is_whole else 0)

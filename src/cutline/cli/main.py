@@ -10,9 +10,10 @@ from rich.console import Console
 from cutline import __version__
 from cutline.cli.demo import demo
 from cutline.cli.gc import gc
+from cutline.cli.restore import restore
 from cutline.cli.run import run, status
 from cutline.cli.savepoint import app as savepoint_app
-from cutline.cli.savepoint import clone, restore, stop
+from cutline.cli.savepoint import clone, stop
 from cutline.cli.simulate import simulate
 from cutline.cli.verify import verify
 from cutline.errors import CutlineError

@@ -21,10 +21,11 @@ from cutline.errors import ConfigError, FlowDefinitionError
 from cutline.flow import Flow
 from cutline.layout import Layout
 from cutline.logs import configure_logging
+from cutline.service.wishes import parse_renames
 from cutline.wiring import load_options, start_flow
 
 
-def _load_flow(path: Path, name: str | None) -> Flow:
+def load_flow(path: Path, name: str | None) -> Flow:
     """The flow that a Python file defines."""
     if not path.is_file():
         raise FlowDefinitionError(f"there is no file {path}", next_step="name the Python file that defines the flow")
@@ -53,6 +54,12 @@ def run(
         str | None,
         typer.Option(help="Take the whole flow back to this checkpoint or savepoint first; the rest is given up."),
     ] = None,
+    rename: Annotated[
+        list[str] | None, typer.Option(help="With --restore-to, old=new: an operator that has another name since.")
+    ] = None,
+    allow_dropped: Annotated[
+        bool, typer.Option(help="With --restore-to: leave operators behind that the flow no longer has.")
+    ] = False,
     until_done: Annotated[bool, typer.Option(help="Process what is there now, publish it, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Log as JSON lines; end with the status as JSON.")] = False,
 ) -> None:
@@ -66,8 +73,16 @@ def run(
         if not separator:
             raise ConfigError(f"--set {item}: no value", next_step="write name=value")
         settings[key] = value
-    loaded = _load_flow(file, flow)
-    running = start_flow(loaded, spark=None, settings=settings, config_file=config, restore_to=restore_to)
+    loaded = load_flow(file, flow)
+    running = start_flow(
+        loaded,
+        spark=None,
+        settings=settings,
+        config_file=config,
+        restore_to=restore_to,
+        rename=parse_renames(rename or []),
+        allow_dropped=allow_dropped,
+    )
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())

@@ -1,12 +1,10 @@
-"""Named checkpoints and going back: ``cutline savepoint``, ``restore``, ``clone``, ``stop``."""
+"""Named checkpoints: ``cutline savepoint``, ``clone``, ``stop``."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import time
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,39 +14,21 @@ from rich.console import Console
 from rich.table import Table
 
 import cutline.ids
-from cutline import durable, records
 from cutline.cli.options import FlowName, Json, Storage
-from cutline.config import Options
-from cutline.errors import ConfigError, CutlineError, RecoveryError
+from cutline.cli.places import flow_layout, is_running, kept_checkpoints, savepoints_in, savepoints_of
+from cutline.errors import ConfigError, RecoveryError
 from cutline.layout import Layout
-from cutline.ports import Manifest
-from cutline.service.lock import FlowLock, running_pid
-from cutline.service.manifests import of_present_history
+from cutline.service.lock import FlowLock
 from cutline.service.requests import ask
 from cutline.service.savepoints import Savepoint, Savepoints
+from cutline.service.wishes import parse_renames
 from cutline.snapshots.store import LocalSnapshotStore
-from cutline.wiring import load_options, store_at
+from cutline.wiring import load_options
 
 app = typer.Typer(no_args_is_help=True, help="Named checkpoints: take, list, move and delete them.")
 
 _ANSWER_SECONDS = 600.0
 Name = Annotated[str, typer.Argument(help="Name of the savepoint.")]
-
-
-def _layout(flow: str, storage: str | None) -> Layout:
-    options = load_options({"storage": storage})
-    layout = Layout(Path(options.storage).resolve(), flow)
-    if not layout.identity.exists():
-        raise ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name")
-    return layout
-
-
-def _savepoints(flow: str, storage: str | None) -> Savepoints:
-    return _savepoints_in(_layout(flow, storage), load_options({"storage": storage}))
-
-
-def _savepoints_in(layout: Layout, options: Options) -> Savepoints:
-    return Savepoints(layout, partial(store_at, remote_options=options.remote_options))
 
 
 def _ask(layout: Layout, kind: str, arguments: dict[str, Any], what: str) -> dict[str, Any]:
@@ -60,12 +40,8 @@ def _ask(layout: Layout, kind: str, arguments: dict[str, Any], what: str) -> dic
     return answer
 
 
-def _is_running(layout: Layout) -> bool:
-    return running_pid(layout.lock) is not None
-
-
 def _check_running(layout: Layout) -> None:
-    if not _is_running(layout):
+    if not is_running(layout):
         raise ConfigError("the flow does not run", next_step="start it, or leave this out", flow=layout.root.name)
 
 
@@ -103,8 +79,8 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Take a savepoint. A running flow takes a new checkpoint for it; of a stopped one the newest is kept."""
-    layout = _layout(flow, storage)
-    if _is_running(layout):
+    layout = flow_layout(flow, storage)
+    if is_running(layout):
         taken = _ask(layout, "savepoint", {"name": name, "drain": drain, "note": note}, f"taking savepoint {name}")
         _show(msgspec.convert(taken, Savepoint), as_json)
         return
@@ -112,13 +88,13 @@ def create(
     lock.acquire(is_noted=False)  # nobody lets go meanwhile of what is being copied
     try:
         store = LocalSnapshotStore.reading(layout)
-        kept = _kept(store)
+        kept = kept_checkpoints(store)
         if not kept:
             raise RecoveryError(
                 "the flow has no checkpoint", next_step="start it, and take the savepoint then", flow=flow
             )
         manifest = kept[-1]
-        savepoint = _savepoints(flow, storage).create(name, manifest, is_drained=False, note=note)
+        savepoint = savepoints_of(flow, storage).create(name, manifest, is_drained=False, note=note)
     finally:
         lock.release()
     _show(savepoint, as_json)
@@ -127,7 +103,7 @@ def create(
 @app.command("list")
 def list_(flow: FlowName, storage: Storage = None, as_json: Json = False) -> None:
     """Show the savepoints of a flow, oldest first."""
-    found = _savepoints(flow, storage).list()
+    found = savepoints_of(flow, storage).list()
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(found)))
         return
@@ -140,13 +116,13 @@ def list_(flow: FlowName, storage: Storage = None, as_json: Json = False) -> Non
 @app.command()
 def show(name: Name, flow: FlowName, storage: Storage = None, as_json: Json = False) -> None:
     """Show one savepoint."""
-    _show(_savepoints(flow, storage).load(name), as_json)
+    _show(savepoints_of(flow, storage).load(name), as_json)
 
 
 @app.command()
 def delete(name: Name, flow: FlowName, storage: Storage = None) -> None:
     """Delete a savepoint and all it holds. What flows were started from it is not touched."""
-    _savepoints(flow, storage).delete(name)
+    savepoints_of(flow, storage).delete(name)
     typer.echo(f"savepoint {name} is deleted")
 
 
@@ -159,7 +135,7 @@ def export(
 ) -> None:
     """Copy a savepoint to another disk or a bucket."""
     with Console(stderr=True).status(f"copying {name}"):
-        size = _savepoints(flow, storage).export(name, place)
+        size = savepoints_of(flow, storage).export(name, place)
     typer.echo(f"savepoint {name} is at {place}: {size / 1e6:.2f} MB")
 
 
@@ -175,7 +151,7 @@ def import_(
     options = load_options({"storage": storage})
     layout = Layout(Path(options.storage).resolve(), flow)
     with Console(stderr=True).status(f"copying {place}"):
-        savepoint = _savepoints_in(layout, options).bring(place, name)
+        savepoint = savepoints_in(layout, options).bring(place, name)
     _show(savepoint, as_json)
 
 
@@ -194,7 +170,7 @@ def clone(
     target = Layout(Path(options.storage).resolve(), new_flow)
     with Console(stderr=True).status(f"cloning {name}"):
         manifest, renaming = _savepoints_anywhere(flow, storage).clone(
-            name, target, cutline.ids.FlowName(new_flow), rename=_renames(rename or []), drop=drop or []
+            name, target, cutline.ids.FlowName(new_flow), rename=parse_renames(rename or []), drop=drop or []
         )
     matched = {str(old): str(new) for old, new in renaming.new_names.items()}
     if as_json:
@@ -208,82 +184,10 @@ def clone(
     typer.echo(f"flow {new_flow} begins at epoch {manifest.epoch} of {flow}; run it with a Flow of that name")
 
 
-def _renames(items: list[str]) -> dict[str, str]:
-    pairs = [item.partition("=") for item in items]
-    for old, separator, new in pairs:
-        if not (old and separator and new):
-            raise ConfigError(f"--rename {old}{separator}{new}: not a pair", next_step="write old=new")
-    return {old: new for old, _, new in pairs}
-
-
 def _savepoints_anywhere(flow: str, storage: str | None) -> Savepoints:
     """Also of a flow that never ran here: an imported savepoint is enough."""
     options = load_options({"storage": storage})
-    return _savepoints_in(Layout(Path(options.storage).resolve(), flow), options)
-
-
-def restore(
-    flow: FlowName,
-    to: Annotated[str | None, typer.Option(help="Checkpoint number, or name of a savepoint.")] = None,
-    at: Annotated[str | None, typer.Option(help="The newest checkpoint at this time: 2026-11-16T02:00:00.")] = None,
-    storage: Storage = None,
-    dry_run: Annotated[bool, typer.Option(help="Say what would happen, and change nothing.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Take the whole flow back at its next start: state, positions, and what its sinks have published since."""
-    layout = _layout(flow, storage)
-    if _is_running(layout):
-        raise ConfigError("the flow runs", next_step=f"stop it first: cutline stop --flow {flow}", flow=flow)
-    store, savepoints = LocalSnapshotStore.reading(layout), _savepoints(flow, storage)
-    target, epoch = _target(store, savepoints, to, at)
-    kept = [manifest.epoch for manifest in _kept(store) if manifest.epoch > epoch]
-    plan = {
-        "flow": flow,
-        "to": target,
-        "epoch": epoch,
-        "given_up": kept,
-        "is_dry_run": dry_run,
-    }
-    if not dry_run:
-        durable.replace(layout.restore_wish, records.encode("restore", {"to": str(target)}))
-    if as_json:
-        typer.echo(json.dumps(plan))
-        return
-    typer.echo(f"flow {flow} {'would go' if dry_run else 'goes'} back to epoch {epoch} when it is started next")
-    typer.echo(f"given up: {', '.join(map(str, kept)) or 'no complete checkpoint'}, and all that was done since")
-    typer.echo("what sinks have published since is taken back where the sink can; otherwise the start refuses")
-
-
-def _kept(store: LocalSnapshotStore) -> list[Manifest]:
-    """The checkpoints that can be read and that the flow goes on from, ascending."""
-    found = []
-    for epoch in store.epochs():
-        with contextlib.suppress(CutlineError):
-            found.append(store.load_manifest(epoch))
-    return of_present_history(found, store.generations())
-
-
-def _target(store: LocalSnapshotStore, savepoints: Savepoints, to: str | None, at: str | None) -> tuple[str, int]:
-    kept = _kept(store)
-    epochs = [manifest.epoch for manifest in kept]
-    if at is not None and to is None:
-        try:
-            moment = datetime.datetime.fromisoformat(at)
-        except ValueError as error:
-            raise ConfigError(f"--at: {at!r} is not a time", next_step="write 2026-11-16T02:00:00") from error
-        limit_ms = moment.astimezone(datetime.UTC).timestamp() * 1000
-        past = [manifest.epoch for manifest in kept if manifest.completed_ms <= limit_ms]
-        if not past:
-            raise RecoveryError(f"no checkpoint that is kept is as old as {at}", next_step="see cutline verify --all")
-        return str(past[-1]), past[-1]
-    if to is None or at is not None:
-        raise ConfigError("say where to: --to EPOCH, --to SAVEPOINT or --at TIME", next_step="give exactly one of them")
-    if not to.isdigit():
-        return to, savepoints.load(to).epoch
-    if int(to) not in epochs:
-        shown = ", ".join(map(str, epochs)) or "none"
-        raise RecoveryError(f"epoch {to} is not kept", next_step=f"choose one of {shown}, or a savepoint")
-    return to, int(to)
+    return savepoints_in(Layout(Path(options.storage).resolve(), flow), options)
 
 
 def stop(
@@ -294,9 +198,9 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop a running flow at a batch boundary."""
-    layout = _layout(flow, storage)
+    layout = flow_layout(flow, storage)
     answer = _ask(layout, "stop", {"drain": drain, "savepoint": savepoint}, "asking the flow to stop")
     with Console(stderr=True).status("waiting until it has stopped"):
-        while _is_running(layout):
+        while is_running(layout):
             time.sleep(0.05)
     typer.echo(json.dumps(answer) if as_json else f"flow {flow} has stopped")

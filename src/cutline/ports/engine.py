@@ -156,8 +156,10 @@ class Engine(Protocol):
 
     def start(self, operator: OperatorId, spark_checkpoint_dir: Path, handler: BatchHandler) -> Query: ...
 
-    def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
-        """Tell the operator's reader how far it may read a channel."""
+    def set_gate(
+        self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage, first: Position
+    ) -> None:
+        """Tell the operator's reader how far it may read a channel, and where a query begins that has read nothing."""
         ...
 
     def expect_restarts(self, operator: OperatorId, are_expected: bool) -> None:

@@ -153,6 +153,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     completed_ms: int
     #: An earlier coordinator had begun it: its place stays taken for good, also when the checkpoint is collected.
     is_inherited: bool = False
+    #: It holds what this epoch held, under the names that the operators have had since; None: it was taken by the flow.
+    #: It counts only once its generation has begun, because both are made by the start that goes back to that epoch.
+    carried_from: Epoch | None = None
     operators: dict[OperatorId, OperatorCut]
     channels: dict[OperatorId, ChannelCut]
 
@@ -186,6 +189,11 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     schemas: dict[OperatorId, str]
     #: Checkpoints are of single operators; no line is drawn across the flow.
     is_per_operator: bool = False
+    #: Operators whose log goes on from none of the same name before this generation: they were renamed, or are new.
+    begun: dict[OperatorId, Generation] = {}
+    #: Channels that nobody writes any more, because their operator was dropped or renamed, and which of their entries
+    #: are of the history: checkpoints that are kept may need them.
+    left: dict[OperatorId, Spans] = {}
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,6 +49,10 @@ class Lineage(msgspec.Struct, frozen=True):
                 return span.generation
         raise InvariantViolation(f"position {seq} lies before the lineage")
 
+    def shows(self, generation: Generation, seq: Position) -> bool:
+        """Whether what a generation has written at this place is visible."""
+        return self.spans[0].start <= seq and self.owner(seq) == generation
+
     def ranges(self) -> Iterator[tuple[Generation, Position, Position | None]]:
         """(generation, first, one past the last or None for "still growing")."""
         ends: list[Position | None] = [span.start for span in self.spans[1:]]

@@ -48,9 +48,7 @@ def is_of_history(
     What an old life wrote into its own generation after another one had forked the logs is no part of the flow, and
     neither is a checkpoint of it.
     """
-    return all(
-        now[name].owner(barrier) == then[name].owner(barrier) for name, barrier in barriers.items() if name in now
-    )
+    return all(now[name].shows(then[name].owner(barrier), barrier) for name, barrier in barriers.items() if name in now)
 
 
 def lost_behind(

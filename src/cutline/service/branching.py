@@ -5,77 +5,25 @@ Built in a folder beside, which is renamed at the end: the new flow is there wit
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from cutline import durable, records
 from cutline.channels import entries as codec
 from cutline.channels.entries import DataEntry
-from cutline.errors import ConfigError, DamagedRecordError
+from cutline.errors import DamagedRecordError
 from cutline.ids import Epoch, FlowName, OperatorId
 from cutline.layout import Layout
-from cutline.ports import GenerationRecord, Manifest, OperatorRecord, SnapshotFile
+from cutline.ports import GenerationRecord, Manifest, OperatorRecord
 from cutline.service.checkpoint_content import entry_paths
 from cutline.service.clock import now_ms
+from cutline.service.renaming import Renaming
 from cutline.service.replica import Replica
-
-V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class Renaming:
-    """What operators are called in the new flow; those that are missing here are dropped."""
-
-    new_names: Mapping[OperatorId, OperatorId]
-
-    @classmethod
-    def checked(
-        cls,
-        inputs: Mapping[OperatorId, Collection[OperatorId]],
-        rename: Mapping[str, str],
-        drop: Collection[str],
-    ) -> Renaming:
-        """``inputs``: of every operator of the savepoint. Raises ConfigError for what cannot be meant."""
-        known = ", ".join(inputs)
-        for name in [*rename, *drop]:
-            if name not in inputs:
-                raise ConfigError(f"the savepoint has no operator {name!r}", next_step=f"it has: {known}")
-        new_names = {name: OperatorId(rename.get(name, name)) for name in inputs if name not in drop}
-        taken = list(new_names.values())
-        for name in taken:
-            if taken.count(name) > 1:
-                raise ConfigError(f"two operators would be called {name!r}", next_step="give each a name of its own")
-        for name in new_names:
-            for channel in inputs[name]:
-                if channel not in new_names:
-                    raise ConfigError(
-                        f"{channel!r} cannot be dropped: {name!r} reads it", next_step=f"drop {name!r} too"
-                    )
-        return cls(new_names)
-
-    def keys(self, values: Mapping[OperatorId, V]) -> dict[OperatorId, V]:
-        return {self.new_names[name]: value for name, value in values.items() if name in self.new_names}
-
-    def names(self, values: Iterable[OperatorId]) -> list[OperatorId]:
-        return [self.new_names[name] for name in values if name in self.new_names]
-
-    def offsets(self, content: bytes) -> bytes:
-        """Spark's own note of how far it has read each channel names the channel."""
-
-        def renamed(found: re.Match[bytes]) -> bytes:
-            old = OperatorId(found[2].decode())
-            return found[1] + self.new_names.get(old, old).encode() + found[3]
-
-        return re.sub(rb'("channel"\s*:\s*")([^"]+)(")', renamed, content)
 
 
 def branch(
@@ -146,6 +94,8 @@ class _Builder:
             spark_dirs=keys(generation.spark_dirs),
             inputs=inputs,
             schemas=keys(generation.schemas),
+            begun={},  # of the logs before this checkpoint the new flow has none
+            left={},
         )
 
     def _record(self, manifest: Manifest, old: OperatorId) -> OperatorRecord:
@@ -157,24 +107,8 @@ class _Builder:
         for file in record.files():
             if file.content is None:
                 self._link(self._fetched.blob(file.sha256), self._built.blob(file.sha256))
-        return msgspec.structs.replace(
-            record,
-            flow=self._flow,
-            operator=self._renaming.new_names[old],
-            positions=self._renaming.keys(record.positions),
-            shared=[self._shared(file) for file in record.shared],
-            sinks={},
-        )
-
-    def _shared(self, file: SnapshotFile) -> SnapshotFile:
-        if not file.path.startswith("offsets/"):
-            return file
-        before = file.content if file.content is not None else self._fetched.blob(file.sha256).read_bytes()
-        content = self._renaming.offsets(before)
-        if content == before:
-            return file
-        digest = hashlib.sha256(content).hexdigest()
-        return SnapshotFile(path=file.path, sha256=digest, size_bytes=len(content), content=content)
+        renamed = self._renaming.record(record, lambda file: self._fetched.blob(file.sha256).read_bytes())
+        return msgspec.structs.replace(renamed, flow=self._flow, sinks={})
 
     def _entries(self, manifest: Manifest) -> None:
         """What a restore reads of the logs, as the new flow would have written it."""

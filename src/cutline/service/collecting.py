@@ -18,17 +18,18 @@ from cutline import durable
 from cutline.channels import entries as codec
 from cutline.channels.entries import DataEntry
 from cutline.channels.log import ChannelLog
+from cutline.channels.segment_store import SegmentStore
 from cutline.errors import ConfigError, CutlineError, DamagedRecordError, FencedError
 from cutline.ids import Epoch, Generation, OperatorId
 from cutline.layout import Layout
-from cutline.ports import GenerationRecord, Manifest, MetadataStore, SnapshotStore
+from cutline.ports import GenerationRecord, MetadataStore, SnapshotStore
 from cutline.ports.objects import ObjectInfo
-from cutline.protocol.recovery import Incarnation, live_epochs
 from cutline.protocol.retention import EpochNeeds, truncation_points
 from cutline.service import sent_ahead
 from cutline.service.clock import now_ms
 from cutline.service.janitor import Janitor, needs_behind_log, needs_of
-from cutline.service.manifests import is_of_history, lineage_of
+from cutline.service.leftovers import held_files, left_folders
+from cutline.service.manifests import lineage_of, of_present_history
 from cutline.service.replica import Replica
 from cutline.service.savepoints import is_finished
 
@@ -41,6 +42,7 @@ WHY = {
     "request": "nobody waits for it any more",
     "entry": "no checkpoint and no consumer needs it",
     "segment": "no entry names it",
+    "channel": "neither the flow nor a checkpoint has its operator",
     "pins": "the process that held these files is gone",
     "spark": "no operator runs on it",
     "manifest": "the remote tier keeps newer checkpoints",
@@ -114,6 +116,7 @@ class LocalCollector:
             self._sweep_temporary,
             self._sweep_snapshots,
             lambda: self._sweep_channels(channels, list(live_needs)),
+            self._sweep_left_channels,
         ):
             self._carefully(step)
         return self._collected
@@ -169,6 +172,9 @@ class LocalCollector:
             for folder in _entries_of(live.parent):
                 if folder != live and folder.is_dir():
                     self._drop_folder("spark", folder)
+        for folder in _entries_of(self._layout.spark_dirs) if newest else ():
+            if newest is not None and folder.name not in newest.spark_dirs and folder.is_dir():
+                self._drop_folder("spark", folder)
 
     def _newest_generation(self) -> GenerationRecord | None:
         generations = self._snapshots.generations() if self._layout.generations.is_dir() else []
@@ -214,21 +220,22 @@ class LocalCollector:
         if newest is None:
             return
         manifests = [self._snapshots.load_manifest(epoch) for epoch in self._snapshots.epochs()]
-        live = _of_present_history(manifests, self._snapshots.generations())
+        live = {one.epoch for one in of_present_history(manifests, self._snapshots.generations())}
         needs = [needs_of(one) if one.epoch in live else _without_owners(needs_of(one)) for one in manifests]
         touched_by = {
             name: {name, *(reader for reader, inputs in newest.inputs.items() if name in inputs)} for name in channels
         }
         points = truncation_points([*needs, *live_needs], touched_by)
+        held = held_files(manifests, newest.begun, self._layout)
         for name, channel in channels.items():
             self._check_fence()
             segments, stored = channel.segments.files_here(), channel.segments.stored()
             if name in points:
                 self._truncate(channel, points[name])
-            self._sweep_invisible(channel)
+            self._sweep_invisible(channel, held)
             # Listed first: what is appended meanwhile names its segments.
-            self._sweep_segments(channel, segments)
-            self._sweep_stored(channel, stored)
+            self._sweep_segments(channel, segments, held)
+            self._sweep_stored(channel, stored, held)
 
     def _truncate(self, channel: ChannelLog, below: int) -> None:
         """From the oldest entry on, without a gap; one always stays."""
@@ -243,23 +250,35 @@ class LocalCollector:
         if not self._is_dry_run:
             channel.truncate(limit)
 
-    def _sweep_invisible(self, channel: ChannelLog) -> None:
+    def _sweep_left_channels(self) -> None:
+        """Of operators that were dropped or renamed, once no checkpoint has them any more."""
+        newest = self._newest_generation()
+        for folder in left_folders(self._layout, self._snapshots, newest.spark_dirs) if newest else ():
+            store = SegmentStore.of(folder)
+            self._drop_folder("channel", folder)
+            if not folder.exists():
+                store.sweep(())
+
+    def _sweep_invisible(self, channel: ChannelLog, held: set[Path]) -> None:
         """Of a history that was left. Those with output of sinks stay: by them the next start throws it away."""
         for entry in channel.invisible_entries():
-            if not (isinstance(entry, DataEntry) and entry.staged):
-                self._drop_file("entry", codec.entry_path(channel.folder, entry.generation, entry.seq))
+            path = codec.entry_path(channel.folder, entry.generation, entry.seq)
+            if path not in held and not (isinstance(entry, DataEntry) and entry.staged):
+                self._drop_file("entry", path)
 
-    def _sweep_segments(self, channel: ChannelLog, segments: list[Path]) -> None:
+    def _sweep_segments(self, channel: ChannelLog, segments: list[Path], held: set[Path]) -> None:
         if not channel.is_whole:
             return
         named = {segment.name for entry in channel.data_entries() for segment in entry.segments}
         for path in segments:
-            if path.name not in named and path not in self._found and not durable.is_temporary(path.name):
+            is_known = path.name in named or path in held or path in self._found
+            if not is_known and not durable.is_temporary(path.name):
                 self._drop_file("segment", path)
 
-    def _sweep_stored(self, channel: ChannelLog, stored: list[ObjectInfo]) -> None:
+    def _sweep_stored(self, channel: ChannelLog, stored: list[ObjectInfo], held: set[Path]) -> None:
         """The same in the object store, if the rows lie in one."""
         named = {segment.name for entry in channel.data_entries() for segment in entry.segments}
+        named.update(path.name for path in held if path.parent == codec.data_dir(channel.folder))
         doomed = []
         for info in stored if channel.is_whole else ():
             if info.path in named or info.modified_ms > self._others_limit_ms:
@@ -297,16 +316,6 @@ def _entries_of(folder: Path) -> list[Path]:
 def _without_owners(needs: EpochNeeds) -> EpochNeeds:
     """It says what must stay, not that somebody could begin from there."""
     return EpochNeeds(operators=(), channels=needs.channels)
-
-
-def _of_present_history(manifests: Iterable[Manifest], generations: list[GenerationRecord]) -> set[Epoch]:
-    incarnations = [
-        Incarnation(generation=one.generation, restored_epoch=one.restored_epoch, is_fresh=one.path == "fresh")
-        for one in generations
-    ]
-    lineages = {name: lineage_of(spans) for name, spans in generations[-1].lineage.items()}
-    of_lineage = [(one.epoch, one.generation) for one in manifests if is_of_history(one, lineages)]
-    return set(live_epochs(of_lineage, incarnations))
 
 
 # ----------------------------------------------------------------------------------------- a flow that does not run

@@ -156,7 +156,8 @@ def _core_of(
     published: Mapping[SinkId, Epoch],
     pins: frozenset[Epoch],
 ) -> Coordinator:
-    manifests = [manifest for manifest in recovered.manifests if set(operators) <= set(manifest.operators)]
+    # Those from before an operator joined, or had its name, are of the history too: sinks may yet have to publish them.
+    manifests = [manifest for manifest in recovered.manifests if alone in (None, *manifest.operators)]
     own_interval_ms = own_options(graph, options, alone).checkpoint_interval_ms if alone is not None else None
     return Coordinator(
         topology=Topology(

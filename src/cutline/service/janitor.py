@@ -57,17 +57,20 @@ class Janitor:
         touched_by: Mapping[OperatorId, Collection[OperatorId]],
         check_fence: Callable[[], None] = lambda: None,
         live_needs: Callable[[], Iterable[EpochNeeds]] = tuple,
+        forget_left: Callable[[], object] = tuple,
     ) -> None:
         """``touched_by``: who writes and reads each channel.
 
         ``live_needs``: what operators need that are behind their own logs, perhaps by more than their newest snapshot.
         ``check_fence`` raises when another process runs the flow: it is asked before anything is deleted.
+        ``forget_left`` deletes the logs of operators that neither the flow nor a checkpoint has any more.
         """
         self._touched_by = touched_by
         self._live_needs = live_needs
         self._check_fence = check_fence
         #: Held while something is deleted; who reads logs anew, as a region that goes back, holds it too.
         self.at_rest = threading.Lock()
+        self._forget_left = forget_left
         self._snapshots = snapshots
         self._channels = channels
         self._requests: queue.SimpleQueue[ReleaseEpochs | None] = queue.SimpleQueue()
@@ -129,5 +132,7 @@ class Janitor:
             for name, below in truncation_points([*needs, *self._live_needs()], self._touched_by).items():
                 self._check_fence()
                 self._channels[name].truncate(below)
+            self._check_fence()
+            self._forget_left()
         if gone:
             log.debug("checkpoints_collected", epochs=gone)

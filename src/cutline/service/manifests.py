@@ -14,6 +14,9 @@ from cutline.protocol.lineage import Lineage, Span
 from cutline.protocol.messages import FoundManifest, OperatorAck, StoreManifest
 from cutline.protocol.publishing import CompleteEpoch
 
+#: More epochs than a host begins between two copies to the remote tier.
+_LOST_WITH_A_HOST = 1_000
+
 
 def build_manifest(
     flow: FlowName,
@@ -86,7 +89,7 @@ def channel_cut(channel: ChannelLog, barrier: Position, read: Mapping[OperatorId
         )
     return ChannelCut(
         barrier=barrier,
-        lineage=[(span.generation, span.start) for span in channel.lineage.spans],
+        lineage=spans_of(channel.lineage),
         in_flight=in_flight,
     )
 
@@ -117,15 +120,32 @@ def epoch_in(manifests: Sequence[Manifest], operator: OperatorId) -> Epoch:
     return newest.epoch if newest else NO_EPOCH
 
 
+def not_held(manifests: Iterable[Manifest], operator: OperatorId) -> Epoch:
+    """The newest checkpoint of the whole flow that has nothing of an operator: its sinks publish nothing of that."""
+    return max((one.epoch for one in manifests if operator not in one.operators), default=NO_EPOCH)
+
+
 def lineage_of(spans: Spans) -> Lineage:
     return Lineage(spans=tuple(Span(generation, start) for generation, start in spans))
 
 
-def is_of_history(manifest: Manifest, lineages: Mapping[OperatorId, Lineage]) -> bool:
-    """Whether a checkpoint belongs to the logs as they are read now; see ``cutline.protocol.recovery``."""
+def spans_of(lineage: Lineage) -> Spans:
+    return [(span.generation, span.start) for span in lineage.spans]
+
+
+def is_of_history(
+    manifest: Manifest, lineages: Mapping[OperatorId, Lineage], begun: Mapping[OperatorId, Generation] | None = None
+) -> bool:
+    """Whether a checkpoint belongs to the logs as they are read now; see ``cutline.protocol.recovery``.
+
+    ``begun``: operators whose log was begun anew, and since when. What an older checkpoint says of one of the same name
+    is about another log.
+    """
+    since = begun or {}
+    same = {name: cut for name, cut in manifest.channels.items() if since.get(name, 0) <= manifest.generation}
     return recovery.is_of_history(
-        {name: cut.barrier for name, cut in manifest.channels.items()},
-        {name: lineage_of(cut.lineage) for name, cut in manifest.channels.items()},
+        {name: cut.barrier for name, cut in same.items()},
+        {name: lineage_of(cut.lineage) for name, cut in same.items()},
         lineages,
     )
 
@@ -144,8 +164,25 @@ def of_present_history(manifests: Iterable[Manifest], generations: Sequence[Gene
     live = [by_epoch[epoch] for epoch in recovery.live_epochs(stored, incarnations_of(generations))]
     if not generations:
         return live
-    lineages = {name: lineage_of(spans) for name, spans in generations[-1].lineage.items()}
-    return [manifest for manifest in live if is_of_history(manifest, lineages)]
+    newest, known = generations[-1], {one.generation for one in generations}
+    lineages = {name: lineage_of(spans) for name, spans in newest.lineage.items()}
+    return [
+        manifest
+        for manifest in live
+        if is_of_history(manifest, lineages, newest.begun)
+        and (manifest.carried_from is None or manifest.generation in known)
+    ]
+
+
+def gone_back_to(manifests: Iterable[Manifest], published: Epoch) -> Epoch | None:
+    """The epoch that a sink must be taken back to which has published an epoch that was given up; None if it has not.
+
+    A checkpoint that was carried over has a higher number than those that were given up for it.
+    """
+    for manifest in manifests:
+        if manifest.carried_from is not None and manifest.carried_from < published < manifest.epoch:
+            return manifest.carried_from
+    return None
 
 
 def complete_epoch(manifest: Manifest) -> CompleteEpoch:
@@ -166,6 +203,17 @@ def found_manifest(manifest: Manifest) -> FoundManifest:
         previous_epoch=manifest.previous_epoch,
         batches={name: cut.batch for name, cut in manifest.operators.items()},
     )
+
+
+def highest_epoch(recorded: Epoch, seen: Iterable[Epoch]) -> Epoch:
+    """The highest epoch anybody has ever seen, wherever: a number is never used twice.
+
+    ``recorded``: by the coordinator's own records.
+    """
+    highest = max([recorded, *seen])
+    # The lost host may have begun epochs that nobody else has heard of. Its records went with it: ours are empty.
+    are_records_lost = recorded == NO_EPOCH and highest > NO_EPOCH
+    return Epoch(highest + _LOST_WITH_A_HOST) if are_records_lost else highest
 
 
 # --------------------------------------------------------------------------- figures

@@ -18,7 +18,7 @@ from cutline.channels.log import ChannelLog
 from cutline.config import OperatorOptions, Options
 from cutline.crashpoints import crashpoint
 from cutline.errors import DamagedRecordError, InvariantViolation
-from cutline.ids import START, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId
+from cutline.ids import NO_BATCH, START, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId
 from cutline.logs import get_logger
 from cutline.ports import Engine, OperatorPlan, Sink, SnapshotStore, StagedBatch, StagedTask, StageJob, StreamingBatch
 from cutline.protocol.agent import AS_FLOW, Agent, FoundCut
@@ -109,6 +109,8 @@ class OperatorService:
             entries=options.channel_capacity_entries,
             size_bytes=options.channel_capacity_bytes,
         )
+        #: Where its first batch begins to read each input, if that is not the beginning.
+        self._begins_at = channel.positions_after(NO_BATCH)
         self._agent = self._recovered_agent(last_epoch, open_epochs, options, own_options)
         self.snapshotter = Snapshotter(
             flow=flow,
@@ -448,7 +450,8 @@ class OperatorService:
                     self.snapshotter.report_failure(action.epoch, action.reason)
                 case SetGate():
                     lineage = self._inputs[action.channel].channel.lineage
-                    self._engine.set_gate(self.operator, action.channel, action.admit, lineage)
+                    first = self._begins_at.get(action.channel, START)
+                    self._engine.set_gate(self.operator, action.channel, action.admit, lineage, first)
                 case _:
                     assert_never(action)
         self.credits.set_exempt(self._agent.is_aligning())

@@ -6,22 +6,16 @@ before it, the next start finds the old generation; killed after it, the next st
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cutline import durable
 from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
-from cutline.errors import (
-    CutlineError,
-    FencedError,
-    FlowDefinitionError,
-    RecoveryError,
-    StoreError,
-)
+from cutline.errors import CutlineError, DamagedRecordError, FencedError, RecoveryError, StoreError
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
@@ -37,15 +31,20 @@ from cutline.ports import (
 )
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import Incarnation, lost_behind, region_of
+from cutline.service.carrying_over import CarryOver, begin_log
+from cutline.service.leftovers import histories
 from cutline.service.log_check import missing_ends, missing_input
 from cutline.service.manifests import (
     batch_in,
     epoch_in,
+    highest_epoch,
     incarnations_of,
     lineage_of,
     newest_of,
+    not_held,
     of_present_history,
 )
+from cutline.service.matching import Changes, Matcher, Matching
 from cutline.service.remote_tier import RemoteTier, to_publish
 from cutline.service.restoring import Restorer, generation_record
 
@@ -73,8 +72,17 @@ class Recovered:
     pending: list[PendingRecord]
     #: All generations up to this one.
     incarnations: list[Incarnation]
+    #: Which operators of what was stored are which operators of the code.
+    matching: Matching
     #: What did not hold on the way here, for people.
     problems: list[str] = field(default_factory=list)
+
+
+class _Built(NamedTuple):
+    """What a restore goes on from: the logs, and the checkpoints that the flow then has."""
+
+    channels: dict[OperatorId, ChannelLog]
+    manifests: list[Manifest]
 
 
 class Recovery:
@@ -91,11 +99,18 @@ class Recovery:
         sinks: Mapping[SinkId, Sink] | None = None,
         is_per_operator: bool = False,
         remote: RemoteTier | None = None,
+        restore_to: Epoch | None = None,
+        changes: Changes | None = None,
     ) -> None:
         """``sinks`` are open: how far they have published decides which ways back there are.
 
-        ``remote``: the tier that has checkpoints when this host has none.
+        ``remote``: the tier that has checkpoints when this host has none. ``restore_to``: the epoch that a person wants
+        the whole flow taken back to, nothing else will do then; ``changes``: how its operators have changed since.
         """
+        self._restore_to = restore_to
+        self._changes = changes or Changes()
+        self._matching = Matching(operators=())
+        self._matcher = Matcher(graph, plans, is_per_operator=is_per_operator)
         self._is_per_operator = is_per_operator
         self._remote = remote
         self._sinks = sinks or {}
@@ -113,18 +128,34 @@ class Recovery:
         #: Operators whose directory is damaged; the logs are whole.
         self._damaged: set[OperatorId] = set()
         self._restorer = Restorer(graph=graph, layout=layout, snapshots=snapshots, problem=self._problem)
+        self._carry_over = CarryOver(
+            graph=graph,
+            plans=plans,
+            layout=layout,
+            snapshots=snapshots,
+            sinks=self._sinks,
+            published=lambda sink: max(self._published_by(sink), metadata.published().get(sink, NO_EPOCH)),
+            restorer=self._restorer,
+        )
 
     def check_definition(self) -> None:
         """Raise if the flow as written now cannot go on from what was stored; to be asked before sinks are opened."""
-        generations = self._snapshots.generations()
-        if generations:
-            self._check_same_flow(generations[-1])
+        self._generations = self._snapshots.generations()
+        if not self._generations:
+            return
+        self._matcher.check_mode(self._generations[-1])
+        if self._restore_to is None:
+            self._matching = self._matcher.last_run(self._generations[-1])
+        else:
+            # If it cannot be read, it is said so when it is needed.
+            with contextlib.suppress(DamagedRecordError, FileNotFoundError):
+                manifest = self._snapshots.load_manifest(self._restore_to)
+                self._matching = self._matcher.checkpoint(manifest, self._generations, self._changes)
+                for old, new in self._matching.renaming.new_names.items():
+                    self._matcher.check_sinks(self._snapshots.load_record(manifest, old), new)
 
-    def recover(self, restore_to: Epoch | None = None) -> Recovered:
-        """Bring the flow back. Raises RecoveryError rather than lose anything silently.
-
-        ``restore_to``: the epoch that a person wants the whole flow taken back to; nothing else will do then.
-        """
+    def recover(self) -> Recovered:
+        """Bring the flow back. Raises RecoveryError rather than lose anything silently."""
         self.check_definition()
         # The fence first: from here on no earlier process begins an epoch. What is pending next, and the manifests
         # last: one that an earlier process still stores is then either found, or its epoch is known to be pending.
@@ -136,9 +167,10 @@ class Recovery:
         manifests = self._live_manifests(current)
         self._refuse_to_empty_sinks(manifests)
         if self._is_per_operator:
-            return self._each_by_itself(generation, current, manifests, restore_to)
-        if restore_to is not None:
-            return self._as_asked(generation, manifests, restore_to)
+            return self._each_by_itself(generation, current, manifests)
+        if self._restore_to is not None:
+            return self._as_asked(generation, manifests, self._restore_to)
+        self._matcher.refuse_returning_names(self._matching, manifests)
         if current is None and not self._had_checkpoints():
             return self._fresh(generation, "first start of this flow")
         if current is not None:
@@ -248,9 +280,10 @@ class Recovery:
 
     def _refuse_to_empty_sinks(self, manifests: list[Manifest]) -> None:
         """A wiped or mistyped storage folder must never empty a table."""
+        old_names = {new: old for old, new in self._matching.renaming.new_names.items()}
         for node in self._graph.sinks:
             published = self._published_by(node.sink)
-            if published and newest_of(manifests, node.operator) is None:
+            if published and newest_of(manifests, old_names.get(node.operator, node.operator)) is None:
                 raise RecoveryError(
                     f"sink {node.sink} holds what this flow published up to epoch {published}, "
                     "but the storage has no readable checkpoint of it",
@@ -279,42 +312,16 @@ class Recovery:
         )
         return bool(known)
 
-    def _check_same_flow(self, current: GenerationRecord) -> None:
-        if current.is_per_operator != self._is_per_operator:
-            was, will_be = (
-                ("per-operator", "coordinated") if current.is_per_operator else ("coordinated", "per-operator")
-            )
-            raise RecoveryError(
-                f"the flow was checkpointed in {was} mode, and cannot go on in {will_be} mode",
-                next_step="set mode as it was, or give the flow a new name",
-                flow=self._graph.flow,
-            )
-        recorded, declared = set(current.spark_dirs), set(self._graph.names)
-        if recorded != declared:
-            added, dropped = sorted(declared - recorded), sorted(recorded - declared)
-            raise RecoveryError(
-                f"the flow's operators have changed: added {added or 'none'}, dropped {dropped or 'none'}",
-                next_step="run the operators it was stopped with, or give the changed flow a new name",
-                flow=self._graph.flow,
-            )
-        for node in self._graph.operators:
-            before = current.inputs[node.operator]
-            if before != list(node.inputs):
-                # Spark knows its sources by number: it would go on reading one channel at the position of another.
-                raise RecoveryError(
-                    f"the inputs of this operator have changed from {before} to {list(node.inputs)}",
-                    next_step="declare the old inputs in the old order, or give the changed flow a new name",
-                    flow=self._graph.flow,
-                    operator=node.operator,
-                )
-        for operator, encoded in current.schemas.items():
-            if base64.b64decode(encoded) != self._plans[operator].schema_ipc:
-                raise FlowDefinitionError(
-                    "the schema of this operator's channel has changed since the flow last ran",
-                    next_step="restore the old columns and types, or give the changed flow a new name",
-                    flow=self._graph.flow,
-                    operator=operator,
-                )
+    def _free_epoch(self) -> Epoch:
+        """A number that no checkpoint has had, wherever."""
+        seen = [
+            *self._snapshots.epochs(),
+            *(sink.highest() for sink in self._sinks.values()),
+            *(self._remote.epochs() if self._remote is not None else ()),
+        ]
+        return Epoch(highest_epoch(self._metadata.last_epoch(), seen) + 1)
+
+    # ------------------------------------------------------------------ what is live
 
     def _live_channels(
         self, current: GenerationRecord, manifests: list[Manifest]
@@ -322,7 +329,7 @@ class Recovery:
         """The open logs, if they are whole; None if one is not. Operators whose directory is damaged are noted."""
         channels: dict[OperatorId, ChannelLog] = {}
         healthy = True
-        for operator in self._graph.names:
+        for operator in self._going_on_names():
             try:
                 channel = ChannelLog.open(
                     operator, self._layout.channel(operator), lineage_of(current.lineage[operator])
@@ -345,6 +352,10 @@ class Recovery:
             self._problem(problem)
             healthy = False
         return channels if healthy else None
+
+    def _going_on_names(self) -> list[OperatorId]:
+        """All that were there before."""
+        return [name for name in self._graph.names if name not in self._matching.added]
 
     def _unread_from(
         self, name: OperatorId, channels: Mapping[OperatorId, ChannelLog], current: GenerationRecord
@@ -385,10 +396,9 @@ class Recovery:
         generation: Generation,
         current: GenerationRecord | None,
         manifests: list[Manifest],
-        restore_to: Epoch | None,
     ) -> Recovered:
         """Everything goes on where it was; an operator whose directory is damaged goes back alone, and catches up."""
-        if restore_to is not None:
+        if self._restore_to is not None:
             raise RecoveryError(
                 "in per-operator mode no checkpoint is of the whole flow: there is none to go back to",
                 flow=self._graph.flow,
@@ -437,6 +447,7 @@ class Recovery:
     # ------------------------------------------------------------------ the three ways
 
     def _fresh(self, generation: Generation, reason: str) -> Recovered:
+        self._matching = Matching(operators=())
         channels = {
             operator: ChannelLog.open(operator, self._layout.channel(operator), Lineage.begin(generation))
             for operator in self._graph.names
@@ -470,15 +481,33 @@ class Recovery:
         channels: dict[OperatorId, ChannelLog],
         manifests: list[Manifest],
     ) -> Recovered:
+        gone_on = _gone_on(channels, generation)
+        joined = self._joined(gone_on, generation)
         return self._enter(
             generation=generation,
             path="resume",
             epoch=None,
             reason="live directories and logs are intact",
-            channels=_gone_on(channels, generation),
-            spark_dirs=dict(current.spark_dirs),
+            channels={**gone_on, **joined},
+            spark_dirs={**current.spark_dirs, **dict.fromkeys(joined, generation)},
             manifests=manifests,
+            begun=joined,
         )
+
+    def _joined(
+        self, channels: Mapping[OperatorId, ChannelLog], generation: Generation
+    ) -> dict[OperatorId, ChannelLog]:
+        """Logs and directories of operators that are new: they read all that the logs of their inputs still hold."""
+        logs = dict(channels)
+        notes: dict[OperatorId, str] = {}
+        added = [name for name in self._graph.names if name in self._matching.added]
+        for name in added:
+            positions = {one: logs[one].start for one in self._graph.node(name).inputs}
+            logs[name] = begin_log(self._layout, name, positions, generation)
+            self._snapshots.begin_anew(self._layout.spark_checkpoint_dir(name, generation))
+            notes[name] = _beginning(positions, "where its log begins")
+        self._matching = self._matching.with_notes(notes)
+        return {name: logs[name] for name in added}
 
     def _going_on(
         self,
@@ -490,8 +519,9 @@ class Recovery:
         """As much as possible goes on where it was; None if nothing can."""
         if not self._damaged:
             return self._resume(generation, current, channels, manifests)
-        region = region_of(self._damaged, {name: self._graph.consumers(name) for name in self._graph.names})
-        if not manifests or region == frozenset(self._graph.names):
+        there = frozenset(self._going_on_names())
+        region = region_of(self._damaged, {name: self._graph.consumers(name) for name in self._graph.names}) & there
+        if not manifests or region == there:
             return None
         return self._regional(region, generation, current, channels, manifests)
 
@@ -511,15 +541,18 @@ class Recovery:
         except (CutlineError, OSError) as error:
             self._problem(f"{', '.join(sorted(region))} cannot go back to epoch {manifest.epoch} alone: {error}")
             return None
+        gone_on = {**_gone_on(channels, generation), **restored}
+        joined = self._joined(gone_on, generation)
         crashpoint("restore-dirs-built")
         return self._enter(
             generation=generation,
             path="regional",
             epoch=manifest.epoch,
             reason="; ".join(self._problems),
-            channels={**_gone_on(channels, generation), **restored},
-            spark_dirs={**current.spark_dirs, **dict.fromkeys(restored, generation)},
+            channels={**gone_on, **joined},
+            spark_dirs={**current.spark_dirs, **dict.fromkeys([*restored, *joined], generation)},
             manifests=manifests,
+            begun=joined,
         )
 
     def _as_asked(self, generation: Generation, manifests: list[Manifest], epoch: Epoch) -> Recovered:
@@ -531,56 +564,76 @@ class Recovery:
                 next_step=f"choose one of those kept: {kept}",
                 flow=self._graph.flow,
             )
+        self._matching = self._matcher.checkpoint(chosen[-1], self._generations, self._changes)
         self._refuse_to_pass_fixed_sinks(epoch)
         try:
-            channels = self._built_or_fetched(chosen[-1], generation)
+            built = self._built_or_fetched(chosen, generation)
+        except RecoveryError:
+            raise
         except (CutlineError, OSError) as error:
             raise RecoveryError(
                 f"epoch {epoch} cannot be restored: {error}",
                 next_step="choose another checkpoint; nothing has been changed",
                 flow=self._graph.flow,
             ) from error
-        crashpoint("restore-dirs-built")
-        return self._enter(
-            generation=generation,
-            path="local",
-            epoch=epoch,
-            reason=f"a person asked for epoch {epoch}",
-            channels=channels,
-            spark_dirs=dict.fromkeys(self._graph.names, generation),
-            manifests=chosen,
+        return self._enter_restored(
+            chosen[-1], generation, path="local", reason=f"a person asked for epoch {epoch}", built=built
         )
 
-    def _built_or_fetched(self, manifest: Manifest, generation: Generation) -> dict[OperatorId, ChannelLog]:
+    def _built_or_fetched(self, manifests: list[Manifest], generation: Generation) -> _Built:
         try:
-            return self._restorer.build(manifest, self._graph.names, generation)
+            return self._built(manifests, generation)
+        except RecoveryError:
+            raise
         except (CutlineError, OSError) as error:
             if self._remote is None:
                 raise
-            self._problem(f"epoch {manifest.epoch} is fetched from the remote tier: {error}")
-        self._remote.fetch_content(manifest)
-        return self._restorer.build(manifest, self._graph.names, generation)
+            self._problem(f"epoch {manifests[-1].epoch} is fetched from the remote tier: {error}")
+        self._remote.fetch_content(manifests[-1])
+        return self._built(manifests, generation)
+
+    def _built(self, manifests: list[Manifest], generation: Generation) -> _Built:
+        """All that is needed to go on from the last of these, and the checkpoints that the flow then has."""
+        if self._matching.is_unchanged:
+            return _Built(self._restorer.build(manifests[-1], self._graph.names, generation), manifests)
+        carried = self._carry_over.build(manifests, self._matching, epoch=self._free_epoch(), generation=generation)
+        cuts = carried.manifest.operators
+        notes = {name: _beginning(cuts[name].positions, "after the checkpoint") for name in self._matching.added}
+        self._matching = self._matching.with_notes(notes)
+        return _Built(carried.channels, [*manifests, carried.manifest])
+
+    def _enter_restored(
+        self, restored: Manifest, generation: Generation, *, path: str, reason: str, built: _Built
+    ) -> Recovered:
+        crashpoint("restore-dirs-built")
+        newest = built.manifests[-1]
+        if self._remote is not None and newest is not restored:
+            self._remote.bring(newest, generation)
+        is_other = {new for old, new in self._matching.renaming.new_names.items() if old != new}
+        return self._enter(
+            generation=generation,
+            path=path,
+            epoch=restored.epoch,
+            reason=reason,
+            channels=built.channels,
+            spark_dirs=dict.fromkeys(self._graph.names, generation),
+            manifests=built.manifests,
+            begun=[*is_other, *self._matching.added],
+            restored=restored,
+        )
 
     def _from_checkpoint(self, generation: Generation, manifests: list[Manifest]) -> Recovered:
         reason = "; ".join(self._problems) or "no generation record"
         for path, usable in self._usable(manifests):
             manifest = usable[-1]
             try:
-                channels = self._restorer.build(manifest, self._graph.names, generation)
+                self._matching = self._matcher.checkpoint(manifest, self._generations, Changes())
+                built = self._built(usable, generation)
             except (CutlineError, OSError) as error:
                 self._problem(f"epoch {manifest.epoch} of the {path} tier cannot be used: {error}")
                 continue
             self._refuse_to_pass_fixed_sinks(manifest.epoch)
-            crashpoint("restore-dirs-built")
-            return self._enter(
-                generation=generation,
-                path=path,
-                epoch=manifest.epoch,
-                reason=reason,
-                channels=channels,
-                spark_dirs=dict.fromkeys(self._graph.names, generation),
-                manifests=usable,
-            )
+            return self._enter_restored(manifest, generation, path=path, reason=reason, built=built)
         if self._had_checkpoints():
             raise RecoveryError(
                 f"no checkpoint can be used, and the live state is damaged: {'; '.join(self._problems)}",
@@ -612,7 +665,11 @@ class Recovery:
         """The epoch with those before it that sinks have yet to publish; None if one of them is missing."""
         if self._remote is None:
             return None
-        slowest = min((self._published_by(node.sink) for node in self._graph.sinks), default=manifest.epoch)
+        before = [one for one in known if one.epoch < manifest.epoch]
+        slowest = min(
+            (max(self._published_by(node.sink), not_held(before, node.operator)) for node in self._graph.sinks),
+            default=manifest.epoch,
+        )
         try:
             noted = min(self._remote.published_before(manifest.epoch), manifest.epoch)
         except CutlineError as error:
@@ -655,7 +712,18 @@ class Recovery:
         channels: dict[OperatorId, ChannelLog],
         spark_dirs: dict[OperatorId, Generation],
         manifests: list[Manifest],
+        begun: Collection[OperatorId] = (),
+        restored: Manifest | None = None,
     ) -> Recovered:
+        """``begun``: operators whose log goes on from none of their name; ``restored``: what all have gone back to."""
+        since, left = histories(
+            self._generations,
+            generation=generation,
+            names=channels,
+            begun_now=begun,
+            restored=restored,
+            layout=self._layout,
+        )
         record = generation_record(
             graph=self._graph,
             plans=self._plans,
@@ -666,6 +734,8 @@ class Recovery:
             lineages={name: channel.lineage for name, channel in channels.items()},
             spark_dirs=spark_dirs,
             is_per_operator=self._is_per_operator,
+            begun=since,
+            left=left,
         )
         if self._remote is not None and epoch is not None:
             self._remote.tell(record)
@@ -676,6 +746,9 @@ class Recovery:
         self._metadata.count_recovery(path)
         level = log.info if path in ("resume", "fresh") else log.warning
         level("recovered", flow=self._graph.flow, path=path, generation=generation, epoch=epoch, reason=reason)
+        for one in self._matching.operators if not self._matching.is_unchanged else ():
+            level = log.info if one.fate in ("kept", "added") else log.warning
+            level(f"operator_{one.fate}", flow=self._graph.flow, was=one.was, now=one.now, note=one.note)
         return Recovered(
             generation=generation,
             path=path,
@@ -687,6 +760,7 @@ class Recovery:
             manifests=manifests,
             pending=self._pending,
             incarnations=incarnations_of([*self._generations, record]),
+            matching=self._matching,
             problems=self._problems,
         )
 
@@ -701,11 +775,9 @@ def _gone_on(channels: Mapping[OperatorId, ChannelLog], generation: Generation) 
     return {name: ChannelLog.open(name, old.folder, lineages[name]) for name, old in channels.items()}
 
 
-def sweep_spark_dirs(layout: Layout, spark_dirs: Mapping[OperatorId, Generation]) -> None:
-    """Delete Spark directories of generations that nobody runs on."""
-    for operator, generation in spark_dirs.items():
-        live = layout.spark_checkpoint_dir(operator, generation)
-        with contextlib.suppress(FileNotFoundError):
-            for folder in live.parent.iterdir():
-                if folder != live:
-                    shutil.rmtree(folder, ignore_errors=True)
+def _beginning(positions: Mapping[OperatorId, Position], where: str) -> str:
+    """How an operator begins that is new, for people."""
+    if not positions:
+        return "begins without state, at the beginning of its source"
+    shown = ", ".join(f"{name} from entry {position} on" for name, position in positions.items())
+    return f"begins without state, reads {shown}, {where}"

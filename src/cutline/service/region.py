@@ -19,13 +19,14 @@ from cutline.graph import FlowGraph
 from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
 from cutline.logs import get_logger
-from cutline.ports import Manifest, MetadataStore, OperatorPlan, Sink, SnapshotStore
+from cutline.ports import GenerationRecord, Manifest, MetadataStore, OperatorPlan, Sink, SnapshotStore
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import region_of
 from cutline.service.coordinator import CoordinatorService
+from cutline.service.leftovers import held_files, sweep_spark_dirs
+from cutline.service.manifests import lineage_of
 from cutline.service.metrics import Metrics
 from cutline.service.operator import OperatorService
-from cutline.service.recovery import sweep_spark_dirs
 from cutline.service.restoring import Restorer, generation_record
 from cutline.service.settling import abort_invisible
 from cutline.service.supervisor import Supervisor
@@ -103,9 +104,11 @@ class RegionRecovery:
         parts: Parts,
         on_fatal: Callable[[BaseException], None],
         metrics: Metrics,
-        is_per_operator: bool,
+        entered: GenerationRecord,
     ) -> None:
-        self._is_per_operator = is_per_operator
+        """``entered``: what was written down when the flow was started."""
+        self._is_per_operator = entered.is_per_operator
+        self._entered = entered
         self._graph = graph
         self._plans = plans
         self._layout = layout
@@ -197,8 +200,7 @@ class RegionRecovery:
             crashpoint("restore-generation", failed)
             self._metadata.check_fence()
             for channel in channels.values():
-                abort_invisible(channel, self._sinks)
-                channel.sweep()
+                self._throw_away(channel)
             self._parts.channels.update(channels)
         self._start(region, generation, {name: manifest.operators[name].batch for name in region})
         sweep_spark_dirs(self._layout, dict.fromkeys(region, generation))
@@ -227,10 +229,17 @@ class RegionRecovery:
             crashpoint("restore-generation", failed)
             self._metadata.check_fence()
             channel.fork(generation)
-            abort_invisible(channel, self._sinks)
-            channel.sweep()
+            self._throw_away(channel)
         self._start(frozenset({failed}), generation, {failed: max(complete.values(), default=NO_BATCH)})
         sweep_spark_dirs(self._layout, {failed: generation})
+
+    def _throw_away(self, channel: ChannelLog) -> None:
+        """What the operator wrote after the place it has gone back to."""
+        left = self._entered.left.get(channel.operator)
+        abort_invisible(channel, self._sinks, None if left is None else lineage_of(left))
+        begun = {name: since for name, since in self._entered.begun.items() if name == channel.operator}
+        kept = (self._readable(epoch) for epoch in self._snapshots.epochs()) if begun else ()
+        channel.sweep(held_files([one for one in kept if one is not None], begun, self._layout))
 
     def _readable(self, epoch: Epoch) -> Manifest | None:
         try:
@@ -297,6 +306,8 @@ class RegionRecovery:
             lineages=lineages,
             spark_dirs=spark_dirs,
             is_per_operator=self._is_per_operator,
+            begun=self._entered.begun,
+            left=self._entered.left,
         )
         if not self._snapshots.create_generation(record):
             raise FencedError("this generation was taken by another process", generation=generation)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from cutline.crashpoints import crashpoint
 from cutline.errors import RecoveryError, StoreError
 from cutline.ids import Epoch, FlowName, Generation
 from cutline.ports import GenerationRecord, Manifest
@@ -64,6 +65,28 @@ class RemoteTier:
                 next_step="see to it that it can be reached, and start again; nothing has been changed",
                 flow=self._flow,
             ) from error
+
+    def bring(self, manifest: Manifest, generation: Generation) -> None:
+        """Put a checkpoint there that was carried over, before the flow goes on from it.
+
+        Otherwise a host that is lost right afterwards would leave only checkpoints of operators that have other names.
+        It counts once ``tell`` has made the generation known.
+        """
+
+        def bring() -> Manifest:
+            self._replica.send(manifest)
+            return self._replica.seal(manifest, generation)
+
+        try:
+            self._patiently(bring)
+        except StoreError as error:
+            raise RecoveryError(
+                f"epoch {manifest.carried_from} has other operators than the flow, and what it was made into cannot be "
+                f"brought to the remote tier: {error}",
+                next_step="see to it that it can be reached, and start again; nothing has been changed",
+                flow=self._flow,
+            ) from error
+        crashpoint("remote-carried")
 
     def epochs(self) -> list[Epoch]:
         """As far as they can be listed at this moment."""

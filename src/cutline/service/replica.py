@@ -94,6 +94,11 @@ class Replica:
         path = self._name(self._layout.manifest(epoch))
         return records.decode(_MANIFEST, self._store.read(path), Manifest, path=path)
 
+    def load_generations(self) -> list[GenerationRecord]:
+        """All that are there, ascending."""
+        names = sorted(info.path for info in self._store.walk("generations"))
+        return [records.decode(_GENERATION, self._store.read(name), GenerationRecord, path=name) for name in names]
+
     def newest_generation(self) -> Generation:
         """The newest one that has ever begun, or was claimed, here; 0 if none."""
         infos = [*self._store.walk("generations"), *self._store.walk("claims")]

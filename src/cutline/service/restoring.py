@@ -15,10 +15,10 @@ from cutline.errors import CutlineError, DamagedRecordError, RecoveryError
 from cutline.graph import FlowGraph
 from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
-from cutline.ports import GenerationRecord, Manifest, OperatorPlan, OperatorRecord, SnapshotStore
+from cutline.ports import GenerationRecord, Manifest, OperatorPlan, OperatorRecord, SnapshotStore, Spans
 from cutline.protocol.lineage import Lineage
 from cutline.service.clock import now_ms
-from cutline.service.manifests import lineage_of
+from cutline.service.manifests import lineage_of, spans_of
 
 
 class Restorer:
@@ -38,7 +38,7 @@ class Restorer:
     ) -> dict[OperatorId, ChannelLog]:
         """Fresh directories and logs that go on after the epoch. Raises DamagedRecordError if it cannot be trusted."""
         records = self._verified_records(manifest, operators)
-        channels = {name: self._forked_channel(manifest, name, generation) for name in records}
+        channels = {name: self.forked_channel(manifest, name, generation) for name in records}
         for name, record in records.items():
             self._snapshots.restore(record, self._layout.spark_checkpoint_dir(name, generation))
         return channels
@@ -62,7 +62,7 @@ class Restorer:
             cut = manifest.operators[operator]
             try:
                 repeated = self._to_repeat(operator, cut.batch, cut.positions, channels, is_stateful=is_stateful)
-                record = self._verified_record(manifest, operator)
+                record = self.verified_record(manifest, operator)
                 self._snapshots.restore(record, folder)
                 self._plan_ahead(folder, repeated, is_stateful=is_stateful)
             except (CutlineError, OSError) as error:
@@ -122,7 +122,7 @@ class Restorer:
             self._snapshots.put_plan(folder, entry.batch, entry.plan)
             self._snapshots.commit_plan(folder, entry.batch)
 
-    def _verified_record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord:
+    def verified_record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord:
         record = self._snapshots.load_record(manifest, operator)
         damage = self._snapshots.damage(record)
         if damage:
@@ -132,11 +132,12 @@ class Restorer:
     def _verified_records(
         self, manifest: Manifest, operators: Collection[OperatorId]
     ) -> dict[OperatorId, OperatorRecord]:
-        if set(manifest.operators) != set(self._graph.names):
-            raise DamagedRecordError("it has other operators than the flow", epoch=manifest.epoch)
-        return {name: self._verified_record(manifest, name) for name in self._graph.names if name in operators}
+        missing = sorted(set(operators) - set(manifest.operators))
+        if missing:
+            raise DamagedRecordError(f"it holds nothing of {', '.join(missing)}", epoch=manifest.epoch)
+        return {name: self.verified_record(manifest, name) for name in self._graph.names if name in operators}
 
-    def _forked_channel(self, manifest: Manifest, name: OperatorId, generation: Generation) -> ChannelLog:
+    def forked_channel(self, manifest: Manifest, name: OperatorId, generation: Generation) -> ChannelLog:
         """A log up to its barrier, going on in the new generation, with the data in flight checked byte by byte."""
         cut = manifest.channels[name]
         lineage = lineage_of(cut.lineage).fork(generation, Position(cut.barrier + 1))
@@ -189,6 +190,8 @@ def generation_record(
     lineages: Mapping[OperatorId, Lineage],
     spark_dirs: Mapping[OperatorId, Generation],
     is_per_operator: bool,
+    begun: Mapping[OperatorId, Generation],
+    left: Mapping[OperatorId, Spans],
 ) -> GenerationRecord:
     """What is written down of an incarnation; creating it is the moment at which it exists."""
     return GenerationRecord(
@@ -197,9 +200,11 @@ def generation_record(
         path=path,
         restored_epoch=epoch,
         reason=reason,
-        lineage={name: [(span.generation, span.start) for span in one.spans] for name, one in lineages.items()},
+        lineage={name: spans_of(one) for name, one in lineages.items()},
         spark_dirs=dict(spark_dirs),
         inputs={node.operator: list(node.inputs) for node in graph.operators},
         schemas={name: base64.b64encode(plan.schema_ipc).decode() for name, plan in plans.items()},
         is_per_operator=is_per_operator,
+        begun=dict(begun),
+        left=dict(left),
     )

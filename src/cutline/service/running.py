@@ -279,6 +279,7 @@ class RunningFlow:
                 "epoch": self._recovered.restored_epoch,
                 "reason": self._recovered.reason,
                 "problems": self._recovered.problems,
+                "operators": self._recovered.matching.rows(),
                 "counts": self._metadata.recoveries(),
             },
             "operators": {name: self._operator_status(name) for name in self._graph.names},

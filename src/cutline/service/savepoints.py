@@ -21,8 +21,9 @@ from cutline.errors import ConfigError, CutlineError, UnknownSavepointError
 from cutline.ids import Epoch, FlowName, Generation, OperatorId
 from cutline.layout import Layout
 from cutline.ports import Manifest, ObjectStore
-from cutline.service.branching import Renaming, branch
+from cutline.service.branching import branch
 from cutline.service.clock import now_ms
+from cutline.service.renaming import Renaming
 from cutline.service.replica import Replica
 
 KIND = "savepoint"
@@ -155,21 +156,34 @@ class Savepoints:
     def _refuse_foreign(self, name: str, savepoint: Savepoint) -> None:
         """What is of this flow's history is here already, or was; what differs is of another's."""
         store = self._open_store(str(self._folder(name)))
-        manifest = self._layout.manifest(savepoint.epoch).relative_to(self._layout.root).as_posix()
-        for path in [manifest, *(info.path for info in store.walk("generations"))]:
-            here = self._layout.root / path
-            if here.exists() and here.read_bytes() != store.read(path):
-                raise ConfigError(
-                    f"savepoint {name!r} is of another history than this flow's",
-                    next_step="begin a flow of its own from it: cutline clone",
-                    path=path,
-                )
+        generations = (info.path for info in store.walk("generations"))
+        others = [path for path in generations if self._differs(path, store.read(path))]
+        if self._is_another_here(self.replica(name).load_manifest(savepoint.epoch)):
+            others.append(self._layout.manifest(savepoint.epoch).relative_to(self._layout.root).as_posix())
+        if others:
+            raise ConfigError(
+                f"savepoint {name!r} is of another history than this flow's",
+                next_step="begin a flow of its own from it: cutline clone",
+                path=others[0],
+            )
         newest = Generation(max((int(info.path[-11:-5]) for info in store.walk("generations")), default=0))
         if self._layout.generations.exists() and not self._layout.generation(newest).exists():
             raise ConfigError(
                 f"savepoint {name!r} was taken by a flow that this one does not come from",
                 next_step="begin a flow of its own from it: cutline clone",
             )
+
+    def _differs(self, path: str, content: bytes) -> bool:
+        here = self._layout.root / path
+        return here.exists() and here.read_bytes() != content
+
+    def _is_another_here(self, manifest: Manifest) -> bool:
+        """By what it says: the copy in a savepoint was written anew, and a number may be spelled in two ways."""
+        here = self._layout.manifest(manifest.epoch)
+        if not here.exists() or not records.is_whole(here.read_bytes()):
+            return False
+        is_manifest = records.kind_of(here.read_bytes()) == "manifest"
+        return not is_manifest or records.load("manifest", here, Manifest) != manifest
 
     def clone(
         self,

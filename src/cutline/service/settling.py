@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from cutline.channels.log import ChannelLog
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, Epoch, OperatorId, SinkId
+from cutline.layout import Layout
 from cutline.logs import get_logger
-from cutline.ports import EpochOutcome, MetadataStore, OperatorPlan, PendingRecord, Sink, SinkContext, SnapshotStore
+from cutline.ports import (
+    EpochOutcome,
+    Manifest,
+    MetadataStore,
+    OperatorPlan,
+    PendingRecord,
+    Sink,
+    SinkContext,
+    SnapshotStore,
+)
 from cutline.protocol.coordinator import StoredPending
+from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import is_resumable
 from cutline.service.clock import now_ms
-from cutline.service.manifests import epoch_in, statistics
+from cutline.service.leftovers import held_files
+from cutline.service.manifests import epoch_in, gone_back_to, lineage_of, not_held, statistics
 from cutline.service.recovery import Recovered
 
 log = get_logger(__name__)
-
-#: More epochs than a host begins between two copies to the remote tier.
-_LOST_WITH_A_HOST = 1_000
 
 
 def open_sinks(graph: FlowGraph, sinks: Mapping[SinkId, Sink], plans: Mapping[OperatorId, OperatorPlan]) -> None:
@@ -36,15 +45,15 @@ def open_sinks(graph: FlowGraph, sinks: Mapping[SinkId, Sink], plans: Mapping[Op
 
 
 def settle_sinks(
-    graph: FlowGraph, sinks: Mapping[SinkId, Sink], recovered: Recovered, metadata: MetadataStore
+    graph: FlowGraph, sinks: Mapping[SinkId, Sink], recovered: Recovered, metadata: MetadataStore, layout: Layout
 ) -> dict[SinkId, Epoch]:
     """Undo what sinks published of a history that was given up, and say how far each one is."""
     recorded = metadata.published()
     published: dict[SinkId, Epoch] = {}
     for node in graph.sinks:
         sink = sinks[node.sink]
-        newest = epoch_in(recovered.manifests, node.operator)
         ahead = sink.published() or NO_EPOCH
+        newest = gone_back_to(recovered.manifests, ahead) or epoch_in(recovered.manifests, node.operator)
         if ahead > newest and node.on_rollback == "keep":
             log.warning("sink_keeps_what_was_given_up", flow=graph.flow, sink=node.sink, published=ahead, at=newest)
             ahead = newest
@@ -52,17 +61,40 @@ def settle_sinks(
             log.warning("sink_rewound", flow=graph.flow, sink=node.sink, published=ahead, to=newest)
             sink.rewind(newest)
             ahead = newest
-        published[node.sink] = min(max(ahead, recorded.get(node.sink, NO_EPOCH)), newest)
-        metadata.store_published(node.sink, published[node.sink])
-    for channel in recovered.channels.values():
-        abort_invisible(channel, sinks)
-        channel.sweep()
+        reached = min(max(ahead, recorded.get(node.sink, NO_EPOCH)), newest)
+        floor = NO_EPOCH if recovered.record.is_per_operator else not_held(recovered.manifests, node.operator)
+        # What is not its own to publish is written down nowhere: the flow may go back to where it was another's.
+        metadata.store_published(node.sink, reached)
+        published[node.sink] = max(reached, floor)
+    for manifest in recovered.manifests:
+        # Only now: on a host that has lost its records an older one must not make them look complete.
+        if manifest.carried_from is not None and manifest.generation == recovered.generation:
+            metadata.store_outcome(_completed(manifest, f"epoch {manifest.carried_from}, under other names"))
+    _throw_away_what_was_left(recovered, sinks, layout)
     return published
 
 
-def abort_invisible(channel: ChannelLog, sinks: Mapping[SinkId, Sink]) -> None:
-    """Throw away what was staged by batches that are no part of the flow's history."""
+def _throw_away_what_was_left(recovered: Recovered, sinks: Mapping[SinkId, Sink], layout: Layout) -> None:
+    """Staged output, entries and segments of batches that are no part of the history, under whatever name they ran."""
+    record = recovered.record
+    left = {name: lineage_of(spans) for name, spans in record.left.items()}
+    held = held_files(recovered.manifests, record.begun, layout)
+    for name, channel in recovered.channels.items():
+        abort_invisible(channel, sinks, left.pop(name, None))
+        channel.sweep(held)
+    for name, lineage in left.items():
+        # Its entries go when no checkpoint needs any of them.
+        abort_invisible(ChannelLog(name, layout.channel(name), lineage), sinks)
+
+
+def abort_invisible(channel: ChannelLog, sinks: Mapping[SinkId, Sink], left: Lineage | None = None) -> None:
+    """Throw away what was staged by batches that are no part of the flow's history.
+
+    ``left``: which entries of an older log of the same name are.
+    """
     for entry in channel.invisible_entries():
+        if left is not None and left.shows(entry.generation, entry.seq):
+            continue
         for name, staged in getattr(entry, "staged", {}).items():
             if name in sinks:
                 sinks[name].abort([staged])
@@ -80,23 +112,26 @@ def settle_pending(recovered: Recovered, metadata: MetadataStore, snapshots: Sna
     for record in recovered.pending:
         manifest = complete.get(record.epoch)
         if manifest is not None:
-            metadata.store_outcome(
-                EpochOutcome(
-                    epoch=record.epoch,
-                    generation=manifest.generation,
-                    started_ms=manifest.started_ms,
-                    ended_ms=manifest.completed_ms,
-                    outcome="completed",
-                    reason="",
-                    details=statistics(manifest),
-                )
-            )
+            metadata.store_outcome(_completed(manifest))
         elif record.epoch in stored:
             metadata.store_outcome(_given_up(record))
         else:
-            resumable = is_resumable(record.generation, recovered.incarnations)
+            # An operator that has joined has never heard of it.
+            resumable = is_resumable(record.generation, recovered.incarnations) and not recovered.matching.added
             pending.append(StoredPending(epoch=record.epoch, terms=record.terms, is_resumable=resumable))
     return pending
+
+
+def _completed(manifest: Manifest, reason: str = "") -> EpochOutcome:
+    return EpochOutcome(
+        epoch=manifest.epoch,
+        generation=manifest.generation,
+        started_ms=manifest.started_ms,
+        ended_ms=manifest.completed_ms,
+        outcome="completed",
+        reason=reason,
+        details=statistics(manifest),
+    )
 
 
 def _given_up(record: PendingRecord) -> EpochOutcome:
@@ -109,12 +144,3 @@ def _given_up(record: PendingRecord) -> EpochOutcome:
         reason="complete, but the flow could not use it or went back behind it",
         details={},
     )
-
-
-def highest_epoch(metadata: MetadataStore, recovered: Recovered, stored: Iterable[Epoch]) -> Epoch:
-    """The highest epoch anybody has ever seen, wherever: a number is never used twice."""
-    in_logs = [barrier.epoch for channel in recovered.channels.values() for barrier in channel.barriers()]
-    highest = max([metadata.last_epoch(), *stored, *in_logs], default=NO_EPOCH)
-    # The lost host may have begun epochs that nobody else has heard of. Its records went with it: ours are empty.
-    are_records_lost = metadata.last_epoch() == NO_EPOCH and highest > NO_EPOCH
-    return Epoch(highest + _LOST_WITH_A_HOST) if are_records_lost else highest

@@ -143,7 +143,7 @@ class Snapshotter:
             stored = self._take(request)
             if stored is None:
                 return
-            answer: OperatorAcked | SnapshotFailed = OperatorAcked(ack=_acknowledgement(stored))
+            answer: OperatorAcked | SnapshotFailed = OperatorAcked(ack=acknowledgement(stored))
         except Exception as error:  # a sink may raise anything in ``prepare``; the coordinator aborts the epoch
             reason = str(error) if isinstance(error, CutlineError) else f"{type(error).__name__}: {error}"
             log.warning("snapshot_failed", operator=self._operator, epoch=epoch, exc_info=True)
@@ -264,7 +264,7 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
-def _acknowledgement(stored: StoredRecord) -> OperatorAck:
+def acknowledgement(stored: StoredRecord) -> OperatorAck:
     """Made from the record and nothing else: said again, it says the same."""
     record = stored.record
     return OperatorAck(

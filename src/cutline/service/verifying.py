@@ -243,12 +243,11 @@ class Verifier:
             yield self._of_flow(path, f"the folder belongs to the flow {name!r}")
 
     def _missing_generations(self, generations: _Generations, recoveries: int) -> Iterator[Finding]:
-        """Generation records are never deleted, and whatever wrote an entry had one."""
+        """Generation records are never deleted, and whatever wrote an entry that is read had one."""
         named = {span[0] for one in generations.readable for spans in one.lineage.values() for span in spans}
-        for folder in self._layout.root.glob("channels/*/g*"):
-            if folder.name[1:].isdigit() and any(not durable.is_temporary(name) for name in _names_in(folder)):
-                named.add(Generation(int(folder.name[1:])))
         now = self._generations()  # again: the flow may have been started meanwhile
+        if recoveries > len(now.numbers):
+            named |= self._writers()
         missing = [number for number in sorted(named - now.numbers) if now.problem_of(number)]
         for number in missing:
             yield self._of_flow(self._layout.generation(number), "generation record is missing")
@@ -257,6 +256,15 @@ class Verifier:
             yield self._of_flow(
                 self._layout.generations, f"{recoveries} generations have been, there are records of {len(now.numbers)}"
             )
+
+    def _writers(self) -> set[Generation]:
+        """All that have written an entry; also starts that were killed before their generation began."""
+        folders = [folder for folder in self._layout.root.glob("channels/*/g*") if folder.name[1:].isdigit()]
+        return {
+            Generation(int(folder.name[1:]))
+            for folder in folders
+            if any(not durable.is_temporary(name) for name in _names_in(folder))
+        }
 
     def _generations(self) -> _Generations:
         readable: list[GenerationRecord] = []
@@ -340,8 +348,12 @@ class Verifier:
             before = self._snapshots.load_manifest(manifest.previous_epoch)
         except (CutlineError, OSError):
             return  # let go of, or damaged: then it is reported with its own number
+        current = self._generations().newest
+        begun = current.begun if current is not None else {}
         for name in sorted(manifest.operators.keys() & before.operators.keys()):
             new, old = manifest.operators[name], before.operators[name]
+            if before.generation < begun.get(name, 0) <= manifest.generation:
+                continue  # another log of the same name
             if new.batch < old.batch or new.barrier <= old.barrier:
                 text = f"its cut lies before that of epoch {before.epoch}, which was taken earlier"
                 look.problem(self._layout.manifest(manifest.epoch), text, name)
@@ -527,11 +539,13 @@ class _Look:
 def _is_live(manifest: Manifest, generations: _Generations) -> bool:
     """Whether the flow has not gone back behind the epoch. Not known, because a record is lost: taken for yes."""
     current = generations.newest
-    if current is None or current.generation < manifest.generation:
+    if current is None or (current.generation < manifest.generation and manifest.carried_from is None):
         return True
     if not live_epochs([(manifest.epoch, manifest.generation)], generations.incarnations()):
         return False
-    return is_of_history(manifest, {name: lineage_of(spans) for name, spans in current.lineage.items()})
+    if manifest.carried_from is not None and manifest.generation not in generations.numbers:
+        return False  # the start that made it was killed before it counted
+    return is_of_history(manifest, {name: lineage_of(spans) for name, spans in current.lineage.items()}, current.begun)
 
 
 def _of_same(completed: Iterable[CompletedEpoch], owners: frozenset[OperatorId], live: set[Epoch]) -> Iterator[Epoch]:

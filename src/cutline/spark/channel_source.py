@@ -53,7 +53,8 @@ class ChannelReader(DataSourceStreamReader):
         self._entries: dict[int, dict[str, Any]] = {}
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._offset(0)
+        """Not always the beginning: an operator that joins a flow later finds logs whose beginning is gone."""
+        return self._offset(int(self._read_gate()["first"]))
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         self._check(start)

@@ -227,11 +227,14 @@ class SparkEngine:
             )
         return SparkQuery(query, self._graph.flow)
 
-    def set_gate(self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage) -> None:
+    def set_gate(
+        self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage, first: Position
+    ) -> None:
         path = self._gate_path(operator, channel)
         path.parent.mkdir(parents=True, exist_ok=True)
         gate = {
             "admit": admit,
+            "first": first,
             "lineage": [[span.generation, span.start] for span in lineage.spans],
             "max_bytes": self._options.max_batch_bytes,
         }

@@ -33,6 +33,14 @@ def test_a_fork_behind_an_earlier_fork_gives_up_what_that_one_wrote() -> None:
     assert [span.generation for span in lineage.spans] == [1, 3]
 
 
+def test_a_log_that_begins_later_shows_nothing_of_what_lies_before() -> None:
+    lineage = Lineage(spans=(Span(Generation(2), Position(3)),)).fork(Generation(4), Position(5))
+    assert not lineage.shows(Generation(1), Position(2))
+    assert lineage.shows(Generation(2), Position(3))
+    assert not lineage.shows(Generation(2), Position(5))
+    assert lineage.shows(Generation(4), Position(5))
+
+
 def test_a_generation_that_wrote_nothing_leaves_no_span() -> None:
     lineage = FIRST.fork(Generation(2), Position(4)).fork(Generation(3), Position(4))
     assert lineage.spans == (Span(Generation(1), Position(0)), Span(Generation(3), Position(4)))

@@ -112,6 +112,7 @@ def litter(layout: Layout, remote: Path) -> dict[str, list[Path]]:
             put(layout.channel(NUMBERS) / "data/g77-b1.arrow"),
             put(remote / "channels/numbers/data/g77.arrow"),
         ],
+        "channel": [put(layout.channel(OperatorId("dropped")) / "data/g1-b1.arrow")],
         "pins": [put(layout.pin(Epoch(3), TOTALS) / "0")],
         "spark": [put(layout.spark_checkpoint_dir(TOTALS, Generation(99)) / "metadata")],
     }

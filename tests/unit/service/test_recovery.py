@@ -16,8 +16,9 @@ from cutline.ids import NO_BATCH, Epoch, Generation, OperatorId, Position
 from cutline.metadata.sqlite import SqliteMetadata
 from cutline.ports import GenerationRecord, PendingRecord
 from cutline.protocol.messages import BarrierTerms
+from cutline.service.leftovers import sweep_spark_dirs
 from cutline.service.manifests import batch_in
-from cutline.service.recovery import Recovery, sweep_spark_dirs
+from cutline.service.recovery import Recovery
 from cutline.snapshots.store import LocalSnapshotStore
 from tests.support.channels import append_batch, open_log
 from tests.support.killing import is_killed_at
@@ -589,12 +590,11 @@ def test_a_changed_schema_is_refused(running: StoredFlow) -> None:
 @pytest.mark.parametrize(
     ("edges", "said"),
     [
-        ({"orders": (), "totals": ("orders",), "more": ("orders",)}, r"added \['more'\]"),
-        ({"orders": ()}, r"dropped \['totals'\]"),
-        ({"orders": (), "sums": ("orders",)}, r"added \['sums'\], dropped \['totals'\]"),
+        ({"orders": ()}, "the last run holds operators that the flow no longer has: totals"),
+        ({"orders": (), "sums": ("orders",)}, "no longer has: totals; new in the code: sums"),
     ],
 )
-def test_changed_operators_are_refused(running: StoredFlow, edges: dict[str, tuple[str, ...]], said: str) -> None:
+def test_dropped_operators_are_refused(running: StoredFlow, edges: dict[str, tuple[str, ...]], said: str) -> None:
     with pytest.raises(RecoveryError, match=said):
         running.start(graph=graph_of(edges))
     assert running.generations() == [1]

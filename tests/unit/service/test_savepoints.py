@@ -80,6 +80,20 @@ def test_a_flow_goes_back_to_a_savepoint_whose_checkpoint_was_collected(tmp_path
         flow.stop()
 
 
+def test_a_flow_goes_back_to_a_savepoint_whose_checkpoint_is_still_there(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=9) as flow:
+        flow.emit(3)
+        drained(flow, "good")
+        flow.emit(2)
+        flow.drain()
+    with running(tmp_path, restore_to="good") as flow:
+        assert flow.recovered.restored_epoch == 1
+        assert len(flow.sink.rows()) == 3
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
 def test_a_clone_runs_beside_the_first_and_shares_nothing(tmp_path: Path) -> None:
     with running(tmp_path) as flow:
         flow.emit(3)

@@ -16,7 +16,7 @@ from cutline.layout import Layout
 from cutline.ports import ChannelCut, GenerationRecord, Manifest, OperatorRecord, Pin, SnapshotFile, Tombstone
 from cutline.protocol.messages import Timings
 from cutline.service.manifests import operator_cut
-from cutline.service.snapshotter import _acknowledgement
+from cutline.service.snapshotter import acknowledgement
 from cutline.snapshots.store import LocalSnapshotStore
 from tests.support import stored_records
 from tests.support.killing import is_killed_at
@@ -83,7 +83,7 @@ def manifest_of(store: LocalSnapshotStore, *records: OperatorRecord) -> Manifest
         previous_epoch=Epoch(0),
         started_ms=0,
         completed_ms=1,
-        operators={record.operator: operator_cut(_acknowledgement(store.store_record(record))) for record in records},
+        operators={record.operator: operator_cut(acknowledgement(store.store_record(record))) for record in records},
         channels={record.operator: ChannelCut(barrier=record.barrier, lineage=[], in_flight={}) for record in records},
     )
 

@@ -12,8 +12,9 @@ from cutline.spark.channel_source import ChannelReader, SegmentsPartition
 from tests.support.channels import append_barrier, append_batch, open_log
 
 
-def write_gate(folder: Path, admit: int, *, max_bytes: int = 1 << 30) -> None:
-    (folder / "gate.json").write_text(json.dumps({"admit": admit, "lineage": [[1, 0]], "max_bytes": max_bytes}))
+def write_gate(folder: Path, admit: int, *, first: int = 0, max_bytes: int = 1 << 30) -> None:
+    gate = {"admit": admit, "first": first, "lineage": [[1, 0]], "max_bytes": max_bytes}
+    (folder / "gate.json").write_text(json.dumps(gate))
 
 
 @pytest.fixture
@@ -44,6 +45,12 @@ def test_it_reads_up_to_the_gate_and_no_further(reader: ChannelReader, tmp_path:
     assert reader.latestOffset(at(1), None) == at(1)
     write_gate(tmp_path, 5)
     assert reader.latestOffset(at(1), None) == at(5)
+
+
+def test_one_that_joins_later_begins_where_the_gate_says(reader: ChannelReader, tmp_path: Path) -> None:
+    assert reader.initialOffset() == at(0)
+    write_gate(tmp_path, 5, first=3)
+    assert reader.initialOffset() == at(3)
 
 
 def test_a_gate_that_is_replaced_is_seen_at_once(reader: ChannelReader, tmp_path: Path) -> None:

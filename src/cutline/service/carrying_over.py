@@ -105,16 +105,28 @@ class CarryOver:
             made[name] = msgspec.structs.replace(record, epoch=epoch, generation=generation, barrier=channels[name].end)
             _append_cut(channels[name], epoch, record.batch, record.positions, is_aligned=record.aligned)
         crashpoint("carry-logs")
+        carried = self._stored(manifest, made, channels)
+        crashpoint("carry-manifest")
+        return CarriedOver(manifest=carried, channels=channels)
+
+    def _stored(
+        self,
+        manifest: Manifest,
+        made: Mapping[OperatorId, OperatorRecord],
+        channels: Mapping[OperatorId, ChannelLog],
+    ) -> Manifest:
+        """The records, then the manifest that names them."""
         stored = {name: self._snapshots.store_record(record) for name, record in made.items()}
         cuts = {name: operator_cut(acknowledgement(one), made[name].batch) for name, one in stored.items()}
         read: dict[OperatorId, dict[OperatorId, Position]] = {name: {} for name in made}
         for consumer, record in made.items():
             for name, position in record.positions.items():
                 read[name][consumer] = position
+        any_record = next(iter(made.values()))
         carried = Manifest(
             flow=self._graph.flow,
-            epoch=epoch,
-            generation=generation,
+            epoch=any_record.epoch,
+            generation=any_record.generation,
             previous_epoch=manifest.epoch,
             started_ms=now_ms(),
             completed_ms=now_ms(),
@@ -123,8 +135,7 @@ class CarryOver:
             channels={name: channel_cut(channels[name], cuts[name].barrier, read[name]) for name in cuts},
         )
         self._snapshots.store_manifest(carried)
-        crashpoint("carry-manifest")
-        return CarriedOver(manifest=carried, channels=channels)
+        return carried
 
     # ------------------------------------------------------------------ logs
 

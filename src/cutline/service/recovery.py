@@ -146,7 +146,7 @@ class Recovery:
         self._matcher.check_mode(self._generations[-1])
         if self._restore_to is None:
             self._matching = self._matcher.last_run(self._generations[-1])
-        else:
+        elif not self._is_per_operator:
             # If it cannot be read, it is said so when it is needed.
             with contextlib.suppress(DamagedRecordError, FileNotFoundError):
                 manifest = self._snapshots.load_manifest(self._restore_to)

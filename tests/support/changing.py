@@ -140,8 +140,8 @@ class ChangingFlow:
             for _ in range(count):
                 self.step(source)
 
-    def settle(self) -> Epoch:
-        """Everything emitted is counted and published; returns the epoch."""
+    def read_all(self) -> None:
+        """Everything emitted is counted."""
         readers = [name for name in self.graph.names if self.graph.node(name).inputs]
 
         def is_read() -> bool:
@@ -150,6 +150,10 @@ class ChangingFlow:
             return all(self.operators[name].credits.is_drained() for name in self.graph.names)
 
         self.wait(is_read)
+
+    def settle(self) -> Epoch:
+        """Everything emitted is counted and published; returns the epoch."""
+        self.read_all()
         epoch = self.checkpoint()
         self.wait(self.coordinator.is_settled)
         return epoch

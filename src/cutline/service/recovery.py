@@ -40,13 +40,12 @@ from cutline.service.manifests import (
     highest_epoch,
     incarnations_of,
     lineage_of,
-    newest_of,
-    not_held,
     of_present_history,
 )
 from cutline.service.matching import Changes, Matcher, Matching
 from cutline.service.remote_tier import RemoteTier, to_publish
 from cutline.service.restoring import Restorer, generation_record
+from cutline.service.sinks_at_start import SinksAtStart
 
 log = get_logger(__name__)
 
@@ -113,13 +112,13 @@ class Recovery:
         self._matcher = Matcher(graph, plans, is_per_operator=is_per_operator)
         self._is_per_operator = is_per_operator
         self._remote = remote
-        self._sinks = sinks or {}
         self._graph = graph
         self._plans = plans
         self._layout = layout
         self._snapshots = snapshots
         self._metadata = metadata
         self._problems: list[str] = []
+        self._sinks = SinksAtStart(graph, sinks or {}, self._problem)
         self._generations: list[GenerationRecord] = []
         self._pending: list[PendingRecord] = []
         self._unreadable: list[Epoch] = []
@@ -133,8 +132,8 @@ class Recovery:
             plans=plans,
             layout=layout,
             snapshots=snapshots,
-            sinks=self._sinks,
-            published=lambda sink: max(self._published_by(sink), metadata.published().get(sink, NO_EPOCH)),
+            sinks=sinks or {},
+            published=lambda sink: max(self._sinks.published(sink), metadata.published().get(sink, NO_EPOCH)),
             restorer=self._restorer,
         )
 
@@ -165,7 +164,7 @@ class Recovery:
         self._pending = self._metadata.pending()
         current = self._generations[-1] if self._generations else None
         manifests = self._live_manifests(current)
-        self._refuse_to_empty_sinks(manifests)
+        self._sinks.refuse_to_empty(manifests, self._matching)
         if self._is_per_operator:
             return self._each_by_itself(generation, current, manifests)
         if self._restore_to is not None:
@@ -176,7 +175,7 @@ class Recovery:
         if current is not None:
             channels = self._live_channels(current, manifests)
             # Sinks may have published an epoch that cannot be read: going on past it would publish its batches again.
-            if channels is not None and not self._unreadable_after(manifests) and not self._sinks_ahead(manifests):
+            if channels is not None and not self._unreadable_after(manifests) and not self._sinks.are_ahead(manifests):
                 recovered = self._going_on(generation, current, channels, manifests)
                 if recovered is not None:
                     return recovered
@@ -230,7 +229,7 @@ class Recovery:
                 manifest = self._snapshots.load_manifest(epoch)
                 for node in self._graph.sinks:
                     # What a sink has yet to publish stands in the record; without it the epoch can never be published.
-                    if node.operator in manifest.operators and epoch > self._published_by(node.sink):
+                    if node.operator in manifest.operators and epoch > self._sinks.published(node.sink):
                         self._snapshots.load_record(manifest, node.operator)
                 manifests[epoch] = manifest
             except (CutlineError, OSError) as error:
@@ -247,9 +246,9 @@ class Recovery:
         # The epochs of one operator follow one another, and only its own sinks publish them.
         for group in [{name} for name in self._graph.names] if self._is_per_operator else [set(self._graph.names)]:
             published = [
-                max(self._published_by(node.sink), recorded.get(node.sink, NO_EPOCH))
+                max(self._sinks.published(node.sink), recorded.get(node.sink, NO_EPOCH))
                 for node in self._graph.sinks
-                if node.operator in group and node.sink in self._sinks
+                if node.operator in group and self._sinks.has(node.sink)
             ]
             live = [(one.epoch, one.previous_epoch) for one in manifests if not group.isdisjoint(one.operators)]
             lost.update(lost_behind(live, unreadable=self._unreadable, published=published, pins=pins))
@@ -262,49 +261,6 @@ class Recovery:
         newest = manifests[-1].epoch if manifests else NO_EPOCH
         return any(epoch > newest for epoch in self._unreadable)
 
-    def _sinks_ahead(self, manifests: list[Manifest]) -> bool:
-        """Whether a sink has published what the records no longer know: going on would leave a gap or a repetition."""
-        are_ahead = False
-        for node in self._graph.sinks:
-            published = self._published_by(node.sink)
-            newest = epoch_in(manifests, node.operator)
-            if published > newest and node.on_rollback != "keep":  # what is kept may well be ahead
-                self._problem(
-                    f"sink {node.sink} has published epoch {published}, the newest readable checkpoint is {newest}"
-                )
-                are_ahead = True
-        return are_ahead
-
-    def _published_by(self, sink: SinkId) -> Epoch:
-        return (self._sinks[sink].published() if sink in self._sinks else None) or NO_EPOCH
-
-    def _refuse_to_empty_sinks(self, manifests: list[Manifest]) -> None:
-        """A wiped or mistyped storage folder must never empty a table."""
-        old_names = {new: old for old, new in self._matching.renaming.new_names.items()}
-        for node in self._graph.sinks:
-            published = self._published_by(node.sink)
-            if published and newest_of(manifests, old_names.get(node.operator, node.operator)) is None:
-                raise RecoveryError(
-                    f"sink {node.sink} holds what this flow published up to epoch {published}, "
-                    "but the storage has no readable checkpoint of it",
-                    next_step="check the storage option; to start over, empty the sink's target or name another",
-                    flow=self._graph.flow,
-                )
-
-    def _refuse_to_pass_fixed_sinks(self, epoch: Epoch) -> None:
-        for node in self._graph.sinks:
-            published = self._published_by(node.sink)
-            if published <= epoch or node.on_rollback == "keep":
-                continue
-            if node.on_rollback == "fail" or not self._sinks[node.sink].can_rewind:
-                why = "is not to be taken back" if node.on_rollback == "fail" else "cannot take rows back"
-                raise RecoveryError(
-                    f"sink {node.sink} has published epoch {published}, the flow would go back to epoch {epoch}, "
-                    f"and the sink {why}",
-                    next_step='empty its target, mend the later checkpoint, or give it on_rollback="keep"',
-                    flow=self._graph.flow,
-                )
-
     def _had_checkpoints(self) -> bool:
         """Whether anybody knows of a complete epoch, be it only the history."""
         known = self._snapshots.epochs() or any(
@@ -316,7 +272,7 @@ class Recovery:
         """A number that no checkpoint has had, wherever."""
         seen = [
             *self._snapshots.epochs(),
-            *(sink.highest() for sink in self._sinks.values()),
+            self._sinks.highest(),
             *(self._remote.epochs() if self._remote is not None else ()),
         ]
         return Epoch(highest_epoch(self._metadata.last_epoch(), seen) + 1)
@@ -409,7 +365,7 @@ class Recovery:
             return self._fresh(generation, "first start of this flow")
         self._refuse_unreadable(manifests)
         channels = self._live_channels(current, manifests)
-        if channels is None or self._sinks_ahead(manifests):
+        if channels is None or self._sinks.are_ahead(manifests):
             raise self._beyond_repair("; ".join(self._problems))
         if not self._damaged:
             return self._resume(generation, current, channels, manifests)
@@ -565,7 +521,7 @@ class Recovery:
                 flow=self._graph.flow,
             )
         self._matching = self._matcher.checkpoint(chosen[-1], self._generations, self._changes)
-        self._refuse_to_pass_fixed_sinks(epoch)
+        self._sinks.refuse_to_pass(epoch)
         try:
             built = self._built_or_fetched(chosen, generation)
         except RecoveryError:
@@ -632,7 +588,7 @@ class Recovery:
             except (CutlineError, OSError) as error:
                 self._problem(f"epoch {manifest.epoch} of the {path} tier cannot be used: {error}")
                 continue
-            self._refuse_to_pass_fixed_sinks(manifest.epoch)
+            self._sinks.refuse_to_pass(manifest.epoch)
             return self._enter_restored(manifest, generation, path=path, reason=reason, built=built)
         if self._had_checkpoints():
             raise RecoveryError(
@@ -665,17 +621,13 @@ class Recovery:
         """The epoch with those before it that sinks have yet to publish; None if one of them is missing."""
         if self._remote is None:
             return None
-        before = [one for one in known if one.epoch < manifest.epoch]
-        slowest = min(
-            (max(self._published_by(node.sink), not_held(before, node.operator)) for node in self._graph.sinks),
-            default=manifest.epoch,
-        )
         try:
             noted = min(self._remote.published_before(manifest.epoch), manifest.epoch)
         except CutlineError as error:
             self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
             return None
-        return to_publish(manifest, known, published=max(slowest, noted), problem=self._problem)
+        published = max(self._sinks.slowest(manifest, known), noted)
+        return to_publish(manifest, known, published=published, problem=self._problem)
 
     def _in_remote_tier(self) -> tuple[set[Epoch], list[Manifest]]:
         """The epochs there, and all that are known when their records are here."""

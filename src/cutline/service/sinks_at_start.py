@@ -1,0 +1,81 @@
+"""What sinks have published already decides which ways back there are: they are asked before one is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cutline.errors import RecoveryError
+from cutline.graph import FlowGraph
+from cutline.ids import NO_EPOCH, Epoch, SinkId
+from cutline.ports import Manifest, Sink
+from cutline.service.manifests import epoch_in, newest_of, not_held
+from cutline.service.matching import Matching
+
+
+class SinksAtStart:
+    """The sinks of a flow, open and at rest."""
+
+    def __init__(self, graph: FlowGraph, sinks: Mapping[SinkId, Sink], problem: Callable[[str], None]) -> None:
+        """``problem`` hears of what does not hold."""
+        self._graph = graph
+        self._sinks = sinks
+        self._problem = problem
+
+    def has(self, sink: SinkId) -> bool:
+        return sink in self._sinks
+
+    def published(self, sink: SinkId) -> Epoch:
+        return (self._sinks[sink].published() if sink in self._sinks else None) or NO_EPOCH
+
+    def highest(self) -> Epoch:
+        """That any of them has ever seen."""
+        return max((sink.highest() for sink in self._sinks.values()), default=NO_EPOCH)
+
+    def are_ahead(self, manifests: Sequence[Manifest]) -> bool:
+        """Whether a sink has published what the records no longer know: going on would leave a gap or a repetition."""
+        are_ahead = False
+        for node in self._graph.sinks:
+            published = self.published(node.sink)
+            newest = epoch_in(manifests, node.operator)
+            if published > newest and node.on_rollback != "keep":  # what is kept may well be ahead
+                self._problem(
+                    f"sink {node.sink} has published epoch {published}, the newest readable checkpoint is {newest}"
+                )
+                are_ahead = True
+        return are_ahead
+
+    def refuse_to_empty(self, manifests: Sequence[Manifest], matching: Matching) -> None:
+        """A wiped or mistyped storage folder must never empty a table."""
+        old_names = {new: old for old, new in matching.renaming.new_names.items()}
+        for node in self._graph.sinks:
+            published = self.published(node.sink)
+            if published and newest_of(manifests, old_names.get(node.operator, node.operator)) is None:
+                raise RecoveryError(
+                    f"sink {node.sink} holds what this flow published up to epoch {published}, "
+                    "but the storage has no readable checkpoint of it",
+                    next_step="check the storage option; to start over, empty the sink's target or name another",
+                    flow=self._graph.flow,
+                )
+
+    def refuse_to_pass(self, epoch: Epoch) -> None:
+        """No sink is taken back behind what it has published that cannot be, or is not to be."""
+        for node in self._graph.sinks:
+            published = self.published(node.sink)
+            if published <= epoch or node.on_rollback == "keep":
+                continue
+            if node.on_rollback == "fail" or not self._sinks[node.sink].can_rewind:
+                why = "is not to be taken back" if node.on_rollback == "fail" else "cannot take rows back"
+                raise RecoveryError(
+                    f"sink {node.sink} has published epoch {published}, the flow would go back to epoch {epoch}, "
+                    f"and the sink {why}",
+                    next_step='empty its target, mend the later checkpoint, or give it on_rollback="keep"',
+                    flow=self._graph.flow,
+                )
+
+    def slowest(self, manifest: Manifest, known: Sequence[Manifest]) -> Epoch:
+        """How far all of them are, as far as a checkpoint and those that are known before it concern them."""
+        before = [one for one in known if one.epoch < manifest.epoch]
+        return min(
+            (max(self.published(node.sink), not_held(before, node.operator)) for node in self._graph.sinks),
+            default=manifest.epoch,
+        )

@@ -43,6 +43,10 @@ class RecoveryError(CutlineError):
     """The flow cannot be brought back without losing something; a person must decide."""
 
 
+class LostInputError(RecoveryError):
+    """A source cannot read again what it has read since the checkpoint: going back to it would lose rows silently."""
+
+
 class FencedError(CutlineError):
     """This incarnation is stale: a newer generation has taken over. It must stop and change nothing."""
 

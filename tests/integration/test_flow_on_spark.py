@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
-from cutline.errors import FlowDefinitionError, FlowFailedError, FlowLockedError, RecoveryError
+from cutline.errors import FlowDefinitionError, FlowFailedError, FlowLockedError, LostInputError, RecoveryError
 from cutline.flow import Flow
 from cutline.ids import OperatorId
 from cutline.layout import Layout
@@ -335,3 +335,39 @@ def test_starting_a_reader_changes_no_environment_that_other_queries_share(spark
     query.processAllAvailable()
     query.stop()
     assert set(source.dataSourceCls().envVars()) == settled
+
+
+def test_input_that_is_gone_is_named_before_a_restore_is_tried(spark: SparkSession, tmp_path: Path) -> None:
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    flow = Flow("files")
+
+    @flow.operator()
+    def lines(spark: SparkSession) -> DataFrame:
+        return spark.readStream.format("text").load(str(inbox))
+
+    flow.sink(lines, Parquet(str(tmp_path / "table")), name="table")
+
+    def begin(**options: Any) -> RunningFlow:
+        return flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0, **options)
+
+    (inbox / "one.txt").write_text("one\n")
+    run = begin(retain_checkpoints=5)
+    run.process_all_available()
+    epoch = run.trigger_checkpoint()
+    (inbox / "two.txt").write_text("two\n")
+    run.process_all_available()
+    run.stop()
+    (inbox / "two.txt").rename(tmp_path / "two.txt")
+    with pytest.raises(LostInputError, match=r"two\.txt") as refused:
+        begin(retain_checkpoints=5, restore_to=epoch)
+    assert f"epoch {epoch}" in str(refused.value)
+    # Nothing was changed, and whoever does not go back needs it not.
+    run = begin(retain_checkpoints=5)
+    assert run.status()["recovery"]["path"] == "resume"
+    run.stop()
+    (tmp_path / "two.txt").rename(inbox / "two.txt")
+    run = begin(retain_checkpoints=5, restore_to=epoch)
+    run.process_all_available()
+    run.stop()
+    assert sorted(row["value"] for row in spark.read.parquet(str(tmp_path / "table")).collect()) == ["one", "two"]

@@ -298,6 +298,10 @@ class SnapshotStore(Protocol):
         """What is wrong with the stored files of a record, for people; empty when every byte is as written."""
         ...
 
+    def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[str]:
+        """What a source has read since, by its live directory, and cannot read again; as far as anybody can know."""
+        ...
+
     def restore(self, record: OperatorRecord, spark_checkpoint_dir: Path) -> None:
         """Build a fresh spark_checkpoint_dir that continues after the record's batch."""
         ...

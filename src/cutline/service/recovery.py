@@ -15,7 +15,14 @@ from typing import NamedTuple
 from cutline import durable
 from cutline.channels.log import ChannelLog
 from cutline.crashpoints import crashpoint
-from cutline.errors import CutlineError, DamagedRecordError, FencedError, RecoveryError, StoreError
+from cutline.errors import (
+    CutlineError,
+    DamagedRecordError,
+    FencedError,
+    LostInputError,
+    RecoveryError,
+    StoreError,
+)
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
@@ -493,7 +500,10 @@ class Recovery:
         manifest = manifests[-1]
         try:
             self._restorer.check_inputs(manifest, region, channels)
+            self._restorer.refuse_lost_input(manifest, region, current.spark_dirs)
             restored = self._restorer.build(manifest, region, generation)
+        except LostInputError:
+            raise
         except (CutlineError, OSError) as error:
             self._problem(f"{', '.join(sorted(region))} cannot go back to epoch {manifest.epoch} alone: {error}")
             return None
@@ -550,6 +560,9 @@ class Recovery:
 
     def _built(self, manifests: list[Manifest], generation: Generation) -> _Built:
         """All that is needed to go on from the last of these, and the checkpoints that the flow then has."""
+        if self._generations:
+            live = self._generations[-1].spark_dirs
+            self._restorer.refuse_lost_input(manifests[-1], manifests[-1].operators, live)
         if self._matching.is_unchanged:
             return _Built(self._restorer.build(manifests[-1], self._graph.names, generation), manifests)
         carried = self._carry_over.build(manifests, self._matching, epoch=self._free_epoch(), generation=generation)
@@ -585,6 +598,8 @@ class Recovery:
             try:
                 self._matching = self._matcher.checkpoint(manifest, self._generations, Changes())
                 built = self._built(usable, generation)
+            except LostInputError:
+                raise  # an older checkpoint would need even more of it
             except (CutlineError, OSError) as error:
                 self._problem(f"epoch {manifest.epoch} of the {path} tier cannot be used: {error}")
                 continue

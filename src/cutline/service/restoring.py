@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cutline.channels.entries import DataEntry
 from cutline.channels.log import ChannelLog
-from cutline.errors import CutlineError, DamagedRecordError, RecoveryError
+from cutline.errors import CutlineError, DamagedRecordError, LostInputError, RecoveryError
 from cutline.graph import FlowGraph
 from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
@@ -42,6 +42,29 @@ class Restorer:
         for name, record in records.items():
             self._snapshots.restore(record, self._layout.spark_checkpoint_dir(name, generation))
         return channels
+
+    def refuse_lost_input(
+        self, manifest: Manifest, operators: Collection[OperatorId], live: Mapping[OperatorId, Generation]
+    ) -> None:
+        """Raise LostInputError if one of these sources cannot read again what it has read since.
+
+        ``live``: the generations of the directories that they have run on, which say what that was.
+        """
+        for name in sorted(operators):
+            if name not in manifest.operators or name not in live or manifest.operators[name].positions:
+                continue
+            folder = self._layout.spark_checkpoint_dir(name, live[name])
+            lost = self._snapshots.lost_input(self._snapshots.load_record(manifest, name), folder)
+            if lost:
+                more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+                raise LostInputError(
+                    f"input that was read since epoch {manifest.epoch} is gone: {lost[0]}{more}; "
+                    "going back would silently lose its rows",
+                    next_step="put it back and start again, or restore a later checkpoint; nothing has been changed",
+                    flow=self._graph.flow,
+                    operator=name,
+                    epoch=manifest.epoch,
+                )
 
     def build_alone(
         self,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from cutline.errors import CutlineError, DamagedRecordError
+from cutline.errors import DamagedRecordError
 from cutline.ids import Epoch, OperatorId
 from cutline.layout import Layout
 from cutline.ports import Manifest, OperatorRecord, SnapshotFile
 from cutline.ports.inspection import FileProblem, SourceReport
 from cutline.snapshots.closure import closure, verify_files
-from cutline.snapshots.source_check import check_sources
-from cutline.snapshots.spark_logs import parse_offsets
+from cutline.snapshots.source_check import check_sources_of
 from cutline.snapshots.store import LocalSnapshotStore
 
 
@@ -80,15 +79,4 @@ class LocalInspector:
             target.symlink_to(self._layout.blob(file.sha256).absolute())
 
     def sources(self, record: OperatorRecord, live_dir: Path | None) -> SourceReport:
-        positions: dict[str, bytes | None] = {}
-        name = f"offsets/{record.batch}"
-        offsets = next((file for file in record.files() if file.path == name), None)
-        if offsets is not None:
-            content = offsets.content
-            try:
-                if content is None:
-                    content = self._layout.blob(offsets.sha256).read_bytes()
-                positions = parse_offsets(content, name, record.batch).positions
-            except (CutlineError, OSError) as error:
-                return SourceReport(problems=[FileProblem(name, f"the recorded offsets cannot be read: {error}")])
-        return check_sources(positions, live_dir)
+        return check_sources_of(record, self._layout, live_dir)

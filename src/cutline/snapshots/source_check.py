@@ -14,8 +14,11 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from cutline.errors import CutlineError
+from cutline.layout import Layout
+from cutline.ports import OperatorRecord
 from cutline.ports.inspection import FileProblem, SourceReport
-from cutline.snapshots.spark_logs import file_position
+from cutline.snapshots.spark_logs import file_position, parse_offsets
 
 _COMPACT = ".compact"
 #: Spark compacts and purges a log while we read it: then it is listed anew.
@@ -40,6 +43,20 @@ class _ListedFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _LISTED_FILE = msgspec.json.Decoder(_ListedFile)
+
+
+def check_sources_of(record: OperatorRecord, layout: Layout, live_dir: Path | None) -> SourceReport:
+    """What a source operator has read since the snapshot, as its live directory tells it."""
+    positions: dict[str, bytes | None] = {}
+    name = f"offsets/{record.batch}"
+    offsets = next((file for file in record.files() if file.path == name), None)
+    if offsets is not None:
+        try:
+            content = offsets.content if offsets.content is not None else layout.blob(offsets.sha256).read_bytes()
+            positions = parse_offsets(content, name, record.batch).positions
+        except (CutlineError, OSError) as error:
+            return SourceReport(problems=[FileProblem(name, f"the recorded offsets cannot be read: {error}")])
+    return check_sources(positions, live_dir)
 
 
 def check_sources(positions: Mapping[str, bytes | None], live_dir: Path | None) -> SourceReport:

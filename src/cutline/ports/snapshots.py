@@ -299,7 +299,10 @@ class SnapshotStore(Protocol):
         ...
 
     def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[str]:
-        """What a source has read since, by its live directory, and cannot read again; as far as anybody can know."""
+        """What a source has read since, by its live directory, and cannot read again; as far as anybody can know.
+
+        Raises DamagedRecordError if the record does not say where it was.
+        """
         ...
 
     def restore(self, record: OperatorRecord, spark_checkpoint_dir: Path) -> None:

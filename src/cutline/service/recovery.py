@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,6 @@ from cutline.errors import (
     FencedError,
     LostInputError,
     RecoveryError,
-    StoreError,
 )
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
@@ -37,26 +36,23 @@ from cutline.ports import (
     SnapshotStore,
 )
 from cutline.protocol.lineage import Lineage
-from cutline.protocol.recovery import Incarnation, lost_behind, region_of
+from cutline.protocol.recovery import Incarnation, region_of
 from cutline.service.carrying_over import CarryOver, begin_log
+from cutline.service.inventory import Inventory
 from cutline.service.leftovers import histories
 from cutline.service.log_check import missing_ends, missing_input
 from cutline.service.manifests import (
     batch_in,
     epoch_in,
-    highest_epoch,
     incarnations_of,
     lineage_of,
-    of_present_history,
 )
 from cutline.service.matching import Changes, Matcher, Matching
-from cutline.service.remote_tier import RemoteTier, to_publish
+from cutline.service.remote_tier import RemoteTier
 from cutline.service.restoring import Restorer, generation_record
 from cutline.service.sinks_at_start import SinksAtStart
 
 log = get_logger(__name__)
-
-_WHOLE_HISTORY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +122,16 @@ class Recovery:
         self._metadata = metadata
         self._problems: list[str] = []
         self._sinks = SinksAtStart(graph, sinks or {}, self._problem)
-        self._generations: list[GenerationRecord] = []
+        self._inventory = Inventory(
+            graph=graph,
+            snapshots=snapshots,
+            metadata=metadata,
+            sinks=self._sinks,
+            remote=remote,
+            is_per_operator=is_per_operator,
+            problem=self._problem,
+        )
         self._pending: list[PendingRecord] = []
-        self._unreadable: list[Epoch] = []
-        #: Epochs of which only the records have been fetched: what they name is elsewhere.
-        self._only_records: set[Epoch] = set()
         #: Operators whose directory is damaged; the logs are whole.
         self._damaged: set[OperatorId] = set()
         self._restorer = Restorer(graph=graph, layout=layout, snapshots=snapshots, problem=self._problem)
@@ -146,17 +147,17 @@ class Recovery:
 
     def check_definition(self) -> None:
         """Raise if the flow as written now cannot go on from what was stored; to be asked before sinks are opened."""
-        self._generations = self._snapshots.generations()
-        if not self._generations:
+        self._inventory.read_generations()
+        if not self._inventory.generations:
             return
-        self._matcher.check_mode(self._generations[-1])
+        self._matcher.check_mode(self._inventory.generations[-1])
         if self._restore_to is None:
-            self._matching = self._matcher.last_run(self._generations[-1])
+            self._matching = self._matcher.last_run(self._inventory.generations[-1])
         elif not self._is_per_operator:
             # If it cannot be read, it is said so when it is needed.
             with contextlib.suppress(DamagedRecordError, FileNotFoundError):
                 manifest = self._snapshots.load_manifest(self._restore_to)
-                self._matching = self._matcher.checkpoint(manifest, self._generations, self._changes)
+                self._matching = self._matcher.checkpoint(manifest, self._inventory.generations, self._changes)
                 for old, new in self._matching.renaming.new_names.items():
                     self._matcher.check_sinks(self._snapshots.load_record(manifest, old), new)
 
@@ -166,23 +167,25 @@ class Recovery:
         # The fence first: from here on no earlier process begins an epoch. What is pending next, and the manifests
         # last: one that an earlier process still stores is then either found, or its epoch is known to be pending.
         generation = self._new_generation()
-        self._fetch_records_if_lost()
-        self._generations = self._snapshots.generations()
+        if self._inventory.fetch_records_if_lost():
+            self.check_definition()
+        self._inventory.read_generations()
         self._pending = self._metadata.pending()
-        current = self._generations[-1] if self._generations else None
-        manifests = self._live_manifests(current)
+        current = self._inventory.generations[-1] if self._inventory.generations else None
+        manifests = self._inventory.live()
         self._sinks.refuse_to_empty(manifests, self._matching)
         if self._is_per_operator:
             return self._each_by_itself(generation, current, manifests)
         if self._restore_to is not None:
             return self._as_asked(generation, manifests, self._restore_to)
         self._matcher.refuse_returning_names(self._matching, manifests)
-        if current is None and not self._had_checkpoints():
+        if current is None and not self._inventory.had_any():
             return self._fresh(generation, "first start of this flow")
         if current is not None:
             channels = self._live_channels(current, manifests)
             # Sinks may have published an epoch that cannot be read: going on past it would publish its batches again.
-            if channels is not None and not self._unreadable_after(manifests) and not self._sinks.are_ahead(manifests):
+            is_complete = not self._inventory.is_unreadable_after(manifests) and not self._sinks.are_ahead(manifests)
+            if channels is not None and is_complete:
                 recovered = self._going_on(generation, current, channels, manifests)
                 if recovered is not None:
                     return recovered
@@ -190,99 +193,13 @@ class Recovery:
 
     # ------------------------------------------------------------------ what is there
 
-    def _newest_generation(self) -> Generation:
-        """By all records there are: the coordinator's own may be lost."""
-        known = [record.generation for record in self._snapshots.generations()]
-        for epoch in self._snapshots.epochs():
-            with contextlib.suppress(CutlineError, OSError):
-                known.append(self._snapshots.load_manifest(epoch).generation)
-        return Generation(max(known, default=0))
-
     def _new_generation(self) -> Generation:
-        newest = self._newest_generation()
+        newest = self._inventory.newest_generation()
         if self._remote is None:
             return self._metadata.next_generation(Generation(newest + 1))
         # A host that knows nothing of the flow can do nothing without the remote tier.
         is_needed = not self._snapshots.generations()
         return self._remote.claim(self._metadata.next_generation, newest, is_needed=is_needed)
-
-    def _fetch_records_if_lost(self) -> None:
-        """A host that knows nothing of the flow asks the remote tier: a checkpoint there must not be started over."""
-        if self._remote is None or self._snapshots.epochs():
-            return
-        is_known_here = bool(self._snapshots.generations())
-        try:
-            epochs = self._remote.fetch_records(is_needed=not is_known_here)
-        except StoreError as error:
-            if is_known_here:
-                self._problem(f"there is no checkpoint here, and the remote tier cannot be asked: {error}")
-                return
-            raise RecoveryError(
-                f"this host has nothing of the flow, and the remote tier does not say whether it has: {error}",
-                next_step="see to it that it can be reached, or leave the option remote out",
-                flow=self._graph.flow,
-            ) from error
-        crashpoint("remote-fetched-records")
-        self._only_records.update(epochs)
-        if epochs:
-            self._problem(f"this host has no checkpoint of the flow; the remote tier has epochs up to {epochs[-1]}")
-            self.check_definition()
-
-    def _live_manifests(self, current: GenerationRecord | None) -> list[Manifest]:
-        """Readable manifests of the present history; unreadable ones are reported and left out."""
-        manifests: dict[Epoch, Manifest] = {}
-        for epoch in self._snapshots.epochs():
-            try:
-                manifest = self._snapshots.load_manifest(epoch)
-                for node in self._graph.sinks:
-                    # What a sink has yet to publish stands in the record; without it the epoch can never be published.
-                    if node.operator in manifest.operators and epoch > self._sinks.published(node.sink):
-                        self._snapshots.load_record(manifest, node.operator)
-                manifests[epoch] = manifest
-            except (CutlineError, OSError) as error:
-                self._problem(f"epoch {epoch}: {error}")
-                self._unreadable.append(epoch)
-        generations = self._generations if current is not None else []
-        live = of_present_history(manifests.values(), generations)
-        return self._without_gaps(live)
-
-    def _without_gaps(self, manifests: list[Manifest]) -> list[Manifest]:
-        """The epochs that every sink can publish one after the other, from what it has published on."""
-        recorded, pins = self._metadata.published(), self._metadata.pins()
-        lost: dict[Epoch, Epoch] = {}
-        # The epochs of one operator follow one another, and only its own sinks publish them.
-        for group in [{name} for name in self._graph.names] if self._is_per_operator else [set(self._graph.names)]:
-            published = [
-                max(self._sinks.published(node.sink), recorded.get(node.sink, NO_EPOCH))
-                for node in self._graph.sinks
-                if node.operator in group and self._sinks.has(node.sink)
-            ]
-            live = [(one.epoch, one.previous_epoch) for one in manifests if not group.isdisjoint(one.operators)]
-            lost.update(lost_behind(live, unreadable=self._unreadable, published=published, pins=pins))
-        for epoch, before in lost.items():
-            self._problem(f"epoch {epoch}: not published, and epoch {before} before it is lost")
-        self._unreadable += lost
-        return [manifest for manifest in manifests if manifest.epoch not in lost]
-
-    def _unreadable_after(self, manifests: list[Manifest]) -> bool:
-        newest = manifests[-1].epoch if manifests else NO_EPOCH
-        return any(epoch > newest for epoch in self._unreadable)
-
-    def _had_checkpoints(self) -> bool:
-        """Whether anybody knows of a complete epoch, be it only the history."""
-        known = self._snapshots.epochs() or any(
-            item.outcome == "completed" for item in self._metadata.history(_WHOLE_HISTORY)
-        )
-        return bool(known)
-
-    def _free_epoch(self) -> Epoch:
-        """A number that no checkpoint has had, wherever."""
-        seen = [
-            *self._snapshots.epochs(),
-            self._sinks.highest(),
-            *(self._remote.epochs() if self._remote is not None else ()),
-        ]
-        return Epoch(highest_epoch(self._metadata.last_epoch(), seen) + 1)
 
     # ------------------------------------------------------------------ what is live
 
@@ -367,7 +284,7 @@ class Recovery:
                 flow=self._graph.flow,
             )
         if current is None:
-            if self._had_checkpoints():
+            if self._inventory.had_any():
                 raise self._beyond_repair("all generation records are gone")
             return self._fresh(generation, "first start of this flow")
         self._refuse_unreadable(manifests)
@@ -395,7 +312,7 @@ class Recovery:
 
     def _refuse_unreadable(self, manifests: list[Manifest]) -> None:
         """An operator's newest epoch cannot be done without: its sinks may have published it."""
-        for epoch in self._unreadable:
+        for epoch in self._inventory.unreadable:
             owners = self._snapshots.recorded(epoch) or frozenset(self._graph.names)
             if any(epoch > epoch_in(manifests, owner) for owner in owners):
                 raise self._beyond_repair("; ".join(self._problems))
@@ -530,7 +447,7 @@ class Recovery:
                 next_step=f"choose one of those kept: {kept}",
                 flow=self._graph.flow,
             )
-        self._matching = self._matcher.checkpoint(chosen[-1], self._generations, self._changes)
+        self._matching = self._matcher.checkpoint(chosen[-1], self._inventory.generations, self._changes)
         self._sinks.refuse_to_pass(epoch)
         try:
             built = self._built_or_fetched(chosen, generation)
@@ -560,12 +477,13 @@ class Recovery:
 
     def _built(self, manifests: list[Manifest], generation: Generation) -> _Built:
         """All that is needed to go on from the last of these, and the checkpoints that the flow then has."""
-        if self._generations:
-            live = self._generations[-1].spark_dirs
+        if self._inventory.generations:
+            live = self._inventory.generations[-1].spark_dirs
             self._restorer.refuse_lost_input(manifests[-1], manifests[-1].operators, live)
         if self._matching.is_unchanged:
             return _Built(self._restorer.build(manifests[-1], self._graph.names, generation), manifests)
-        carried = self._carry_over.build(manifests, self._matching, epoch=self._free_epoch(), generation=generation)
+        epoch = self._inventory.free_epoch()
+        carried = self._carry_over.build(manifests, self._matching, epoch=epoch, generation=generation)
         cuts = carried.manifest.operators
         notes = {name: _beginning(cuts[name].positions, "after the checkpoint") for name in self._matching.added}
         self._matching = self._matching.with_notes(notes)
@@ -593,10 +511,10 @@ class Recovery:
 
     def _from_checkpoint(self, generation: Generation, manifests: list[Manifest]) -> Recovered:
         reason = "; ".join(self._problems) or "no generation record"
-        for path, usable in self._usable(manifests):
+        for path, usable in self._inventory.usable(manifests):
             manifest = usable[-1]
             try:
-                self._matching = self._matcher.checkpoint(manifest, self._generations, Changes())
+                self._matching = self._matcher.checkpoint(manifest, self._inventory.generations, Changes())
                 built = self._built(usable, generation)
             except LostInputError:
                 raise  # an older checkpoint would need even more of it
@@ -605,7 +523,7 @@ class Recovery:
                 continue
             self._sinks.refuse_to_pass(manifest.epoch)
             return self._enter_restored(manifest, generation, path=path, reason=reason, built=built)
-        if self._had_checkpoints():
+        if self._inventory.had_any():
             raise RecoveryError(
                 f"no checkpoint can be used, and the live state is damaged: {'; '.join(self._problems)}",
                 next_step="restore the storage folder from a backup, or start over under a new flow name",
@@ -613,61 +531,6 @@ class Recovery:
             )
         log.warning("starting_fresh", flow=self._graph.flow, reason=reason, note="no checkpoint had ever completed")
         return self._fresh(generation, f"no checkpoint had ever completed, and {reason}")
-
-    def _usable(self, manifests: list[Manifest]) -> Iterator[tuple[str, list[Manifest]]]:
-        """(tier, an epoch and those before it), the newest first, and each from this host before the remote tier."""
-        here = {one.epoch: manifests[: index + 1] for index, one in enumerate(manifests)}
-        for epoch in self._only_records:
-            here.pop(epoch, None)
-        newest = max(here, default=NO_EPOCH)
-        if here:
-            yield "local", here[newest]
-        # Only now: whoever can go on with what is here waits for nobody.
-        there, known = self._in_remote_tier()
-        for manifest in reversed(known or manifests):
-            if manifest.epoch in here and manifest.epoch != newest:
-                yield "local", here[manifest.epoch]
-            if manifest.epoch in there:
-                chain = self._to_publish(manifest, known)
-                if chain is not None and self._is_fetched(manifest):
-                    yield "remote", chain
-
-    def _to_publish(self, manifest: Manifest, known: list[Manifest]) -> list[Manifest] | None:
-        """The epoch with those before it that sinks have yet to publish; None if one of them is missing."""
-        if self._remote is None:
-            return None
-        try:
-            noted = min(self._remote.published_before(manifest.epoch), manifest.epoch)
-        except CutlineError as error:
-            self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
-            return None
-        published = max(self._sinks.slowest(manifest, known), noted)
-        return to_publish(manifest, known, published=published, problem=self._problem)
-
-    def _in_remote_tier(self) -> tuple[set[Epoch], list[Manifest]]:
-        """The epochs there, and all that are known when their records are here."""
-        if self._remote is None:
-            return set(), []
-        try:
-            there = set(self._remote.fetch_records())
-        except StoreError as error:
-            self._problem(f"the remote tier cannot be asked: {error}")
-            return set(), []
-        self._generations = self._snapshots.generations()
-        self._unreadable.clear()  # what was damaged here has been replaced
-        return there, self._live_manifests(self._generations[-1] if self._generations else None)
-
-    def _is_fetched(self, manifest: Manifest) -> bool:
-        if self._remote is None:
-            return False
-        try:
-            size = self._remote.fetch_content(manifest)
-        except (CutlineError, OSError) as error:
-            self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
-            return False
-        crashpoint("remote-fetched")
-        log.warning("checkpoint_fetched", flow=self._graph.flow, epoch=manifest.epoch, bytes=size)
-        return True
 
     def _enter(
         self,
@@ -684,7 +547,7 @@ class Recovery:
     ) -> Recovered:
         """``begun``: operators whose log goes on from none of their name; ``restored``: what all have gone back to."""
         since, left = histories(
-            self._generations,
+            self._inventory.generations,
             generation=generation,
             names=channels,
             begun_now=begun,
@@ -726,7 +589,7 @@ class Recovery:
             record=record,
             manifests=manifests,
             pending=self._pending,
-            incarnations=incarnations_of([*self._generations, record]),
+            incarnations=incarnations_of([*self._inventory.generations, record]),
             matching=self._matching,
             problems=self._problems,
         )

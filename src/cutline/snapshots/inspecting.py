@@ -5,13 +5,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from cutline.errors import DamagedRecordError
+from cutline.errors import CutlineError, DamagedRecordError
 from cutline.ids import Epoch, OperatorId
 from cutline.layout import Layout
 from cutline.ports import Manifest, OperatorRecord, SnapshotFile
 from cutline.ports.inspection import FileProblem, SourceReport
 from cutline.snapshots.closure import closure, verify_files
-from cutline.snapshots.source_check import check_sources_of
+from cutline.snapshots.source_check import check_sources, recorded_positions
 from cutline.snapshots.store import LocalSnapshotStore
 
 
@@ -79,4 +79,8 @@ class LocalInspector:
             target.symlink_to(self._layout.blob(file.sha256).absolute())
 
     def sources(self, record: OperatorRecord, live_dir: Path | None) -> SourceReport:
-        return check_sources_of(record, self._layout, live_dir)
+        try:
+            positions = recorded_positions(record, self._layout)
+        except CutlineError as error:
+            return SourceReport(problems=[FileProblem(f"offsets/{record.batch}", str(error))])
+        return check_sources(positions, live_dir)

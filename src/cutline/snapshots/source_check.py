@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from cutline.errors import CutlineError
+from cutline.errors import DamagedRecordError
 from cutline.layout import Layout
 from cutline.ports import OperatorRecord
 from cutline.ports.inspection import FileProblem, SourceReport
@@ -45,18 +45,17 @@ class _ListedFile(msgspec.Struct, frozen=True, rename="camel"):
 _LISTED_FILE = msgspec.json.Decoder(_ListedFile)
 
 
-def check_sources_of(record: OperatorRecord, layout: Layout, live_dir: Path | None) -> SourceReport:
-    """What a source operator has read since the snapshot, as its live directory tells it."""
-    positions: dict[str, bytes | None] = {}
+def recorded_positions(record: OperatorRecord, layout: Layout) -> dict[str, bytes | None]:
+    """The offset of every source at the snapshot, as JSON. Raises DamagedRecordError."""
     name = f"offsets/{record.batch}"
     offsets = next((file for file in record.files() if file.path == name), None)
-    if offsets is not None:
-        try:
-            content = offsets.content if offsets.content is not None else layout.blob(offsets.sha256).read_bytes()
-            positions = parse_offsets(content, name, record.batch).positions
-        except (CutlineError, OSError) as error:
-            return SourceReport(problems=[FileProblem(name, f"the recorded offsets cannot be read: {error}")])
-    return check_sources(positions, live_dir)
+    if offsets is None:
+        return {}
+    try:
+        content = offsets.content if offsets.content is not None else layout.blob(offsets.sha256).read_bytes()
+    except OSError as error:
+        raise DamagedRecordError(f"the recorded offsets cannot be read: {error}", path=name) from error
+    return parse_offsets(content, name, record.batch).positions
 
 
 def check_sources(positions: Mapping[str, bytes | None], live_dir: Path | None) -> SourceReport:

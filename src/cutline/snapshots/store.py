@@ -32,7 +32,7 @@ from cutline.snapshots import replay
 from cutline.snapshots.blobs import BlobStore
 from cutline.snapshots.closure import closure, last_batches, verify_files
 from cutline.snapshots.relocate import relocate
-from cutline.snapshots.source_check import check_sources_of
+from cutline.snapshots.source_check import check_sources, recorded_positions
 from cutline.snapshots.spark_logs import load_offsets
 
 #: Offsets, commits and the like are new in every epoch and tiny: in the record they cost no file and no sync each.
@@ -276,7 +276,7 @@ class LocalSnapshotStore:
         return [problem for problem in found if problem]
 
     def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[str]:
-        return [problem.path for problem in check_sources_of(record, self._layout, live_dir).problems]
+        return [problem.path for problem in check_sources(recorded_positions(record, self._layout), live_dir).problems]
 
     def restore(self, record: OperatorRecord, spark_checkpoint_dir: Path) -> None:
         shutil.rmtree(spark_checkpoint_dir, ignore_errors=True)

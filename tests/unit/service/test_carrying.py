@@ -319,7 +319,7 @@ def test_a_flow_stops_quickly_in_the_middle_of_a_job_and_seals_nothing(tmp_path:
 def test_unless_it_is_asked_for_executors_carry_only_if_they_are_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.wiring._WORTH_A_JOB_BYTES", 1)
+    monkeypatch.setattr("cutline.wiring.stores._WORTH_A_JOB_BYTES", 1)
     for are_elsewhere, number in ((False, 0), (True, 1)):
         monkeypatch.setattr(PickledExecutors, "are_elsewhere", lambda _, answer=are_elsewhere: answer)
         executors = PickledExecutors()

@@ -15,6 +15,7 @@ from cutline.cli.run import run, status
 from cutline.cli.savepoint import app as savepoint_app
 from cutline.cli.savepoint import clone, stop
 from cutline.cli.simulate import simulate
+from cutline.cli.sinks import sinks
 from cutline.cli.verify import verify
 from cutline.errors import CutlineError
 
@@ -31,6 +32,7 @@ app.command()(demo)
 app.command()(simulate)
 app.command()(verify)
 app.command()(gc)
+app.command()(sinks)
 app.command()(stop)
 app.command()(restore)
 app.command()(clone)

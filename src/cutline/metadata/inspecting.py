@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from cutline.ids import Epoch, Generation, OperatorId
+from cutline.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.ports.inspection import CompletedEpoch, CoordinatorRecords
 
 #: Between two looks a writer may have come or gone, and with it the write-ahead log.
@@ -47,9 +47,11 @@ def _inspect(path: Path) -> CoordinatorRecords:
         epochs = database.execute(
             "SELECT epoch, generation, details FROM epochs WHERE outcome = 'completed' ORDER BY epoch"
         ).fetchall()
-        # Written by an earlier version, which had no pins; the next start adds the table.
-        has_pins = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'pins'").fetchone() is not None
-        pins = database.execute("SELECT epoch FROM pins").fetchall() if has_pins else []
+        # Written by an earlier version, which had not all of them; the next start adds the tables.
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        pins = database.execute("SELECT epoch FROM pins").fetchall() if "pins" in tables else []
+        published = database.execute("SELECT sink, epoch FROM published").fetchall() if "published" in tables else []
+        seen = database.execute("SELECT sink, epoch FROM seen").fetchall() if "seen" in tables else []
         recoveries = database.execute("SELECT coalesce(sum(count), 0) FROM recoveries").fetchone()[0]
         open_from = database.execute(
             "SELECT coalesce(min(CASE WHEN outcome IS NULL THEN epoch END), max(epoch) + 1, 1) FROM epochs"
@@ -64,4 +66,6 @@ def _inspect(path: Path) -> CoordinatorRecords:
         recoveries=recoveries,
         open_from=Epoch(open_from),
         generation=Generation(taken[0] if taken else 0),
+        published={SinkId(sink): Epoch(epoch) for sink, epoch in published},
+        seen={SinkId(sink): Epoch(epoch) for sink, epoch in seen},
     )

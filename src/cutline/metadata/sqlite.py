@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS epochs (
     outcome TEXT, reason TEXT, details BLOB, alone TEXT);
 CREATE TABLE IF NOT EXISTS pins (epoch INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS published (sink TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS seen (sink TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS recoveries (path TEXT PRIMARY KEY, count INTEGER NOT NULL);
 """
 
@@ -191,6 +192,12 @@ class SqliteMetadata:
     def store_published(self, sink: SinkId, epoch: Epoch) -> None:
         self._write_fenced("INSERT OR REPLACE INTO published VALUES (?, ?)", (sink, epoch))
 
+    def store_seen(self, sink: SinkId, epoch: Epoch) -> None:
+        self._write_fenced("INSERT OR REPLACE INTO seen VALUES (?, ?)", (sink, epoch))
+
+    def seen(self) -> dict[SinkId, Epoch]:
+        return {SinkId(sink): Epoch(epoch) for sink, epoch in self._read("SELECT sink, epoch FROM seen")}
+
     def published(self) -> dict[SinkId, Epoch]:
         return {SinkId(sink): Epoch(epoch) for sink, epoch in self._read("SELECT sink, epoch FROM published")}
 
@@ -205,3 +212,9 @@ class SqliteMetadata:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def forget_seen(path: Path, sink: SinkId) -> None:
+    """Let a sink be what it is now. For whoever holds the lock of a flow that does not run."""
+    with contextlib.closing(sqlite3.connect(path, timeout=30)) as database, database:
+        database.execute("DELETE FROM seen WHERE sink = ?", (sink,))

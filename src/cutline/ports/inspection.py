@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from cutline.ids import Epoch, Generation, OperatorId
+from cutline.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.ports.snapshots import Manifest, OperatorRecord, SnapshotFile
 
 
@@ -45,6 +45,9 @@ class CoordinatorRecords(NamedTuple):
     open_from: Epoch = Epoch(0)
     #: The newest that this host has taken, be it that it never came into being; 0 if that is not known.
     generation: Generation = Generation(0)
+    #: How far each sink is, and the newest epoch with rows that it was told to publish.
+    published: Mapping[SinkId, Epoch] = {}
+    seen: Mapping[SinkId, Epoch] = {}
 
 
 class SnapshotInspector(Protocol):

@@ -322,6 +322,8 @@ class SinkCommitted:
     operator: OperatorId
     sink: SinkId
     epoch: Epoch
+    #: The epoch had rows for it: from now on the sink itself says that it has published it.
+    has_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

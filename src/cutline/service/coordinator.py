@@ -311,6 +311,8 @@ class CoordinatorService:
         match event:
             case SinkCommitted():
                 self._metadata.store_published(event.sink, event.epoch)
+                if event.has_rows:
+                    self._metadata.store_seen(event.sink, event.epoch)
                 self._metrics.sink_published(event.sink, event.epoch)
             case SinkCommitFailed():
                 self._metrics.sink_failed(event.sink)

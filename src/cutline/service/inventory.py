@@ -167,11 +167,15 @@ class Inventory:
         if self._remote is None:
             return None
         try:
-            noted = min(self._remote.published_before(manifest.epoch), manifest.epoch)
+            noted = self._remote.published_before(manifest.epoch)
         except CutlineError as error:
             self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
             return None
-        published = max(self._sinks.slowest(manifest, known), noted)
+        if not self._metadata.seen():
+            # What was published after it may have been taken back since, by whoever went back to it.
+            seen = {sink: epoch for sink, epoch in noted.seen.items() if epoch <= manifest.epoch}
+            self._sinks.refuse_behind(seen, restore_to=None)
+        published = max(self._sinks.slowest(manifest, known), min(noted.everywhere, manifest.epoch))
         return to_publish(manifest, known, published=published, problem=self._problem)
 
     def _in_remote_tier(self) -> tuple[set[Epoch], list[Manifest]]:

@@ -173,6 +173,7 @@ class Recovery:
         self._pending = self._metadata.pending()
         current = self._inventory.generations[-1] if self._inventory.generations else None
         manifests = self._inventory.live()
+        self._sinks.refuse_behind(self._metadata.seen(), self._restore_to)
         self._sinks.refuse_to_empty(manifests, self._matching)
         if self._is_per_operator:
             return self._each_by_itself(generation, current, manifests)

@@ -11,7 +11,7 @@ from cutline.errors import RecoveryError, StoreError
 from cutline.ids import Epoch, FlowName, Generation
 from cutline.ports import GenerationRecord, Manifest
 from cutline.service.patience import patiently
-from cutline.service.replica import Replica
+from cutline.service.replica import Published, Replica
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class RemoteTier:
     def fetch_content(self, manifest: Manifest) -> int:
         return self._patiently(lambda: self._replica.fetch_content(manifest))
 
-    def published_before(self, epoch: Epoch) -> Epoch:
+    def published_before(self, epoch: Epoch) -> Published:
         return self._patiently(lambda: self._replica.published_before(epoch))
 
     def _patiently(self, ask: Callable[[], T]) -> T:

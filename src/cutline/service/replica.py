@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from cutline import durable, records
 from cutline.channels.segment_store import SegmentStore
 from cutline.crashpoints import crashpoint
 from cutline.errors import DamagedRecordError, FencedError, MissingObject, OutcomeUnknown, StoreError
-from cutline.ids import NO_EPOCH, Epoch, Generation, OperatorId
+from cutline.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
 from cutline.layout import Layout
 from cutline.ports import GenerationRecord, Manifest, ObjectStore
 from cutline.ports.objects import ObjectInfo
@@ -44,6 +46,19 @@ class Copied:
     size_bytes: int
     #: As they travelled.
     sent_bytes: int
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """How far sinks were when a checkpoint was sealed.
+
+    Sinks themselves say nothing of epochs that had nothing for them, and whoever comes back on another host must know
+    that none of these is missing; nor do they say that they were put back since.
+    """
+
+    #: Every sink has published up to here.
+    everywhere: Epoch = NO_EPOCH
+    #: The newest epoch with rows that each was told to publish.
+    seen: dict[SinkId, Epoch] = {}
 
 
 class Replica:
@@ -105,13 +120,13 @@ class Replica:
         numbers = (int(info.path.rpartition("/")[2].removesuffix(".json")) for info in infos)
         return Generation(max(numbers, default=0))
 
-    def published_before(self, epoch: Epoch) -> Epoch:
-        """Up to where every sink had published when this checkpoint was sealed; NO_EPOCH if nobody has said."""
+    def published_before(self, epoch: Epoch) -> Published:
+        """How far sinks were when this checkpoint was sealed, if anybody has said."""
         path = _published_name(epoch)
         try:
-            return records.decode(_PUBLISHED, self._store.read(path), Epoch, path=path)
+            return records.decode(_PUBLISHED, self._store.read(path), Published, path=path)
         except MissingObject:
-            return NO_EPOCH
+            return Published()
 
     # ------------------------------------------------------------------ copying
 
@@ -202,18 +217,15 @@ class Replica:
                 self._ahead.add(sent)
         return _copied(manifest.epoch, sent)
 
-    def seal(self, manifest: Manifest, generation: Generation, *, published: Epoch = NO_EPOCH) -> Manifest:
+    def seal(self, manifest: Manifest, generation: Generation, published: Published | None = None) -> Manifest:
         """Create the manifest, when all it needs was sent: now the checkpoint is there. ``generation``: in whose name.
-
-        ``published``: up to where every sink has. Sinks do not say it of epochs that had nothing for them, and whoever
-        comes back on another host must know that none of these is missing.
 
         Returns the one that is there: an earlier life of the flow may have sealed it and not have lived to know.
         Raises StoreError; with OutcomeUnknown it may be there, and must be sealed again until that is known.
         """
         self.check_claim(generation)
         self._ahead.check(generation)
-        if published != NO_EPOCH:
+        if published is not None:
             self._store.replace(_published_name(manifest.epoch), records.encode(_PUBLISHED, published))
         path = self._name(self._layout.manifest(manifest.epoch))
         is_created = self._store.create(path, records.encode(_MANIFEST, manifest))

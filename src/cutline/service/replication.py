@@ -23,7 +23,7 @@ from cutline.ports import GenerationRecord, Manifest, SnapshotStore
 from cutline.ports.objects import ObjectInfo
 from cutline.service.cadence import Cadence
 from cutline.service.clock import now_ms
-from cutline.service.replica import Copied, Replica
+from cutline.service.replica import Copied, Published, Replica
 
 log = get_logger(__name__)
 
@@ -74,7 +74,7 @@ class Replicator:
         let_go: Callable[[Epoch], None],
         check_fence: Callable[[], None],
         pins: Callable[[], Iterable[Epoch]],
-        published: Callable[[], Epoch],
+        published: Callable[[], Published],
         cadence: Cadence,
         retain: int,
         grace_ms: int,
@@ -82,7 +82,7 @@ class Replicator:
     ) -> None:
         """``hold``: keep an epoch from collection; False if it is gone. ``entered``: said there at the start.
 
-        ``published``: the newest epoch that every sink has published.
+        ``published``: how far sinks are.
         """
         self._flow = flow
         self._replica = replica
@@ -229,7 +229,7 @@ class Replicator:
     def _bring(self, newest: Epoch) -> None:
         """The newest one; before it those that sinks have yet to publish, because it does not hold what they staged."""
         self._last_s = time.monotonic()
-        published = self._published()
+        published = self._published().everywhere
         kept = [epoch for epoch in self._snapshots.epochs() if self._done_up_to < epoch <= newest]
         for epoch in [one for one in kept if one > published or one == kept[-1]]:
             if self._stopping.is_set() or not self._hold(epoch):
@@ -277,7 +277,7 @@ class Replicator:
             manifest = self._snapshots.load_manifest(epoch)
             copied = self._replica.send(manifest)
             crashpoint("remote-sent")
-            there = self._replica.seal(manifest, self._generation(), published=self._published())
+            there = self._replica.seal(manifest, self._generation(), self._published())
         except DamagedRecordError as error:
             # It cannot be copied, and could not be restored; the next one may be better.
             self._skip(epoch, str(error))
@@ -308,7 +308,7 @@ class Replicator:
         is_unknown = False
         while not self._stopping.is_set():
             try:
-                there = self._replica.seal(manifest, self._generation(), published=self._published())
+                there = self._replica.seal(manifest, self._generation(), self._published())
             except StoreError as error:
                 self._failed(error)
                 is_unknown = is_unknown or isinstance(error, OutcomeUnknown)
@@ -373,7 +373,7 @@ class Replicator:
         there = self._replica.epochs()
         # Before the first copy of this life nothing is known of what a later one will take the place of.
         of_ours = [epoch for epoch in there if epoch <= self._copied][-self._retain :] if self._copied else there
-        published = self._published()
+        published = self._published().everywhere
         # What a sink has yet to publish stands in the records of these, and of no others.
         keep = {*of_ours, *self._pins(), *(epoch for epoch in there if published <= epoch)}
 

@@ -59,12 +59,15 @@ def settle_sinks(
             ahead = newest
         elif ahead > newest:
             log.warning("sink_rewound", flow=graph.flow, sink=node.sink, published=ahead, to=newest)
+            # First: killed in between, it must not look as if somebody else had taken the sink back.
+            metadata.store_seen(node.sink, NO_EPOCH)
             sink.rewind(newest)
             ahead = newest
         reached = min(max(ahead, recorded.get(node.sink, NO_EPOCH)), newest)
         floor = NO_EPOCH if recovered.record.is_per_operator else not_held(recovered.manifests, node.operator)
         # What is not its own to publish is written down nowhere: the flow may go back to where it was another's.
         metadata.store_published(node.sink, reached)
+        metadata.store_seen(node.sink, sink.published() or NO_EPOCH)
         published[node.sink] = max(reached, floor)
     for manifest in recovered.manifests:
         # Only now: on a host that has lost its records an older one must not make them look complete.

@@ -44,6 +44,26 @@ class SinksAtStart:
                 are_ahead = True
         return are_ahead
 
+    def refuse_behind(self, seen: Mapping[SinkId, Epoch], restore_to: Epoch | None) -> None:
+        """A sink that no longer has what was published to it would go on with rows missing.
+
+        ``seen``: the newest epoch with rows that each was told to publish. Whoever goes back to what it still has
+        publishes the rest again.
+        """
+        for node in self._graph.sinks:
+            published = self.published(node.sink)
+            if published >= seen.get(node.sink, NO_EPOCH) or (restore_to is not None and restore_to <= published):
+                continue
+            has = f"holds what was published up to epoch {published}" if published else "holds nothing of this flow"
+            way_out = f"go back to where it is: cutline restore --to {published}; or " if published else ""
+            raise RecoveryError(
+                f"sink {node.sink} {has}, but epoch {seen[node.sink]} was published to it: "
+                "it was restored from a backup, emptied, or is another target",
+                next_step=f"{way_out}put its target right; to go on without what is missing: "
+                f"cutline sinks --flow {self._graph.flow} --accept {node.sink}",
+                flow=self._graph.flow,
+            )
+
     def refuse_to_empty(self, manifests: Sequence[Manifest], matching: Matching) -> None:
         """A wiped or mistyped storage folder must never empty a table."""
         old_names = {new: old for old, new in matching.renaming.new_names.items()}

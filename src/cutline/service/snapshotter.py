@@ -238,7 +238,7 @@ class Snapshotter:
     def _run_commits(self) -> None:
         while (permit := self._permits.get()) is not None:
             try:
-                self._commit(permit)
+                has_rows = self._commit(permit)
             except FencedError as error:  # another history has passed this one: trying again would never end
                 self._on_fatal(error)
                 return
@@ -249,15 +249,19 @@ class Snapshotter:
                     SinkCommitFailed(operator=self._operator, sink=permit.sink, epoch=permit.epoch, reason=reason)
                 )
             else:
-                self._tell(SinkCommitted(operator=self._operator, sink=permit.sink, epoch=permit.epoch))
+                self._tell(
+                    SinkCommitted(operator=self._operator, sink=permit.sink, epoch=permit.epoch, has_rows=has_rows)
+                )
 
-    def _commit(self, permit: CommitPermit) -> None:
+    def _commit(self, permit: CommitPermit) -> bool:
+        """Whether there were rows to publish."""
         record = self._snapshots.load_record(self._snapshots.load_manifest(permit.epoch), self._operator)
         prepared = record.sinks.get(permit.sink)
         if prepared is None:
-            return  # the sink was added to the flow after this epoch
+            return False  # the sink was added to the flow after this epoch
         staged = [batch for batch in prepared.staged if permit.covers(batch.batch)]
         self._sinks[permit.sink].commit(permit, staged, prepared.token)
+        return any(batch.rows for batch in staged)
 
 
 def _ms(seconds: float) -> float:

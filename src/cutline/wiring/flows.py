@@ -36,7 +36,7 @@ from cutline.service.post import Letter, Wire
 from cutline.service.recovery import Recovered, Recovery
 from cutline.service.region import OperatorStart, Parts, RegionRecovery
 from cutline.service.remote_tier import RemoteTier
-from cutline.service.replica import Replica
+from cutline.service.replica import Published, Replica
 from cutline.service.replication import Replicator
 from cutline.service.running import RunningFlow
 from cutline.service.savepoints import Savepoints
@@ -185,8 +185,8 @@ def run_on(
     def generation() -> Generation:
         return coordinators[0].generation()
 
-    def published_everywhere() -> Epoch:
-        return coordinators[0].published_everywhere(flow.sinks)
+    def published_so_far() -> Published:
+        return Published(everywhere=coordinators[0].published_everywhere(flow.sinks), seen=metadata.seen())
 
     operators: dict[OperatorId, OperatorService] = {}
 
@@ -237,7 +237,7 @@ def run_on(
         janitor=janitor,
         recovered=recovered,
         generation=generation,
-        published=published_everywhere,
+        published=published_so_far,
         on_fatal=on_fatal,
     )
     coordinator = CoordinatorService(
@@ -392,7 +392,7 @@ def _build_replicator(
     janitor: Janitor,
     recovered: Recovered,
     generation: Callable[[], Generation],
-    published: Callable[[], Epoch],
+    published: Callable[[], Published],
     on_fatal: Callable[[BaseException], None],
 ) -> Replicator | None:
     if replica is None:

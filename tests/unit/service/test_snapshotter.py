@@ -369,8 +369,8 @@ def complete(flow: StoredFlow) -> Iterator[Desk]:
 def test_a_commit_publishes_the_batches_that_the_permit_covers(complete: Desk) -> None:
     complete.snapshotter.publish(complete.permit(1, after=-1, through=1))
     complete.snapshotter.publish(complete.permit(2, after=1, through=2))
-    assert complete.next() == SinkCommitted(operator=TOTALS, sink=TABLE, epoch=Epoch(1))
-    assert complete.next() == SinkCommitted(operator=TOTALS, sink=TABLE, epoch=Epoch(2))
+    assert complete.next() == SinkCommitted(operator=TOTALS, sink=TABLE, epoch=Epoch(1), has_rows=True)
+    assert complete.next() == SinkCommitted(operator=TOTALS, sink=TABLE, epoch=Epoch(2), has_rows=True)
     assert complete.sink.visible == {1: [0, 1], 2: [2]}
 
 

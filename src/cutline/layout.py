@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from cutline.ids import Epoch, Generation, OperatorId
@@ -47,9 +48,17 @@ class Layout:
     def spark_checkpoint_dir(self, operator: OperatorId, generation: Generation) -> Path:
         return self.root / "spark" / operator / f"g{generation:06d}"
 
+    def live_dirs(self, generations: Mapping[OperatorId, Generation]) -> dict[OperatorId, Path]:
+        return {name: self.spark_checkpoint_dir(name, generation) for name, generation in generations.items()}
+
     @property
     def spark_dirs(self) -> Path:
         return self.root / "spark"
+
+    @property
+    def live_home(self) -> Path:
+        """Where Spark's directories lie, if not here."""
+        return self.root / "live-dirs.json"
 
     @property
     def gates(self) -> Path:

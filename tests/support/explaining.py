@@ -22,6 +22,7 @@ _ALWAYS = {
     "status.json",
     "restore.json",
     "channels/segments.json",
+    "live-dirs.json",
     *(f"coordinator.sqlite{end}" for end in ("", "-wal", "-shm")),
 }
 

@@ -99,8 +99,6 @@ class SegmentStore:
         self._place = _of_channel(now.place, channel_dir.name) if now.place.url else None
         self._store = _open(self._place) if self._place is not None else None
         self._before = [_open(_of_channel(one, channel_dir.name)) for one in now.before if one.url]
-        #: Some of the segments may lie at a former place.
-        self.has_moved = bool(now.before)
 
     @classmethod
     def of(cls, channel_dir: Path) -> SegmentStore:
@@ -201,6 +199,13 @@ class SegmentStore:
     def stored(self) -> list[ObjectInfo]:
         """What lies in the object store, if there is one. Raises StoreError."""
         return list(self._store.walk()) if self._store is not None else []
+
+    def clear(self) -> None:
+        """Delete all there is. Raises StoreError, and may be repeated."""
+        if self._store is not None:
+            self._store.delete([info.path for info in self._store.walk()])
+        for path in self.files_here():
+            path.unlink(missing_ok=True)
 
     def sweep(self, named: Collection[str]) -> int:
         """Delete all others, while nobody writes; returns how many."""

@@ -101,6 +101,13 @@ class SegmentWriter:
             if self._spool is not None:
                 shutil.rmtree(self._spool, ignore_errors=True)
 
+    def discard(self) -> None:
+        """The task has failed: nothing of it stays. What was put where segments belong is swept by the driver."""
+        if self._file is not None:
+            self._file.close()
+        if self._spool is not None:
+            shutil.rmtree(self._spool, ignore_errors=True)
+
     def _close(self) -> dict[str, Any] | None:
         self._flush_block()
         if self._file is None:

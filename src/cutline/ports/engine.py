@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,7 +139,14 @@ class LiveDirs(Protocol):
         ...
 
     def publish(self, mirror: Path) -> None:
-        """Put the mirror in place, unless it is: a query is about to start on it. Older ones of its operator go."""
+        """Put the mirror in place, unless it is: a query is about to start on it. Older ones of its operator go.
+
+        Raises DamagedRecordError if it was put there and is gone.
+        """
+        ...
+
+    def keep(self, operators: Collection[OperatorId]) -> None:
+        """Those of all other operators may go."""
         ...
 
 

@@ -46,6 +46,7 @@ WHY = {
     "pins": "the process that held these files is gone",
     "spark": "no operator runs on it",
     "manifest": "the remote tier keeps newer checkpoints",
+    "published": "its checkpoint is gone",
     "ahead": "who sent this ahead has ended",
 }
 
@@ -254,10 +255,9 @@ class LocalCollector:
         """Of operators that were dropped or renamed, once no checkpoint has them any more."""
         newest = self._newest_generation()
         for folder in left_folders(self._layout, self._snapshots, newest.spark_dirs) if newest else ():
-            store = SegmentStore.of(folder)
-            self._drop_folder("channel", folder)
-            if not folder.exists():
-                store.sweep(())
+            if self._may_go("channel", folder, is_others=True):
+                SegmentStore.of(folder).clear()
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _sweep_invisible(self, channel: ChannelLog, held: set[Path]) -> None:
         """Of a history that was left. Those with output of sinks stay: by them the next start throws it away."""
@@ -414,6 +414,8 @@ def _kind_of(path: str) -> str:
         return "temporary"
     if parts[0] == sent_ahead.FOLDER:
         return "ahead"
+    if parts[0] == "published":
+        return "published"
     if parts[0] == "checkpoints":
         return "manifest" if parts[-1] == "manifest.json" else "record"
     if parts[0] == "channels":

@@ -13,12 +13,15 @@ from cutline import durable
 from cutline.channels import entries as codec
 from cutline.channels.entries import DataEntry
 from cutline.channels.segment_store import SegmentStore
-from cutline.errors import CutlineError
+from cutline.errors import CutlineError, StoreError
 from cutline.ids import START, Generation, OperatorId, Position
 from cutline.layout import Layout
+from cutline.logs import get_logger
 from cutline.ports import GenerationRecord, Manifest, SnapshotStore, Spans
 from cutline.service.checkpoint_content import entry_paths
 from cutline.service.manifests import lineage_of, spans_of
+
+log = get_logger(__name__)
 
 Begun = dict[OperatorId, Generation]
 Left = dict[OperatorId, Spans]
@@ -99,10 +102,16 @@ def left_folders(layout: Layout, snapshots: SnapshotStore, names: Collection[Ope
 def forget_left(layout: Layout, snapshots: SnapshotStore, names: Collection[OperatorId]) -> list[OperatorId]:
     """Delete the logs that no checkpoint needs any more; returns whose they were."""
     folders = left_folders(layout, snapshots, names)
+    gone = []
     for folder in folders:
-        SegmentStore.of(folder).sweep(())
+        try:
+            SegmentStore.of(folder).clear()
+        except StoreError as error:  # the folder stays, by which the next one finds what is left in the store
+            log.warning("segments_left", operator=folder.name, reason=str(error))
+            continue
         shutil.rmtree(folder, ignore_errors=True)
-    return [OperatorId(folder.name) for folder in folders]
+        gone.append(OperatorId(folder.name))
+    return gone
 
 
 def sweep_spark_dirs(layout: Layout, spark_dirs: Mapping[OperatorId, Generation], *, is_all: bool = False) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 
+from cutline import durable
+from cutline.channels import entries as codec
+from cutline.channels.entries import DataEntry
 from cutline.channels.log import ChannelLog
+from cutline.channels.segment_store import SegmentStore, whereabouts
 from cutline.errors import DamagedRecordError
 from cutline.ids import OperatorId, Position
 from cutline.logs import get_logger
@@ -29,15 +34,23 @@ def missing_ends(channels: Mapping[OperatorId, ChannelLog], manifests: list[Mani
     return problems
 
 
-def gather_segments(channels: Iterable[ChannelLog]) -> None:
-    """Bring what lies at a former place to where executors look now. Raises StoreError."""
-    for channel in channels:
-        for entry in channel.data_entries() if channel.segments.has_moved else ():
-            for segment in entry.segments:
-                try:
-                    channel.segments.ensure(segment, deep=False)
-                except DamagedRecordError as error:  # of an older checkpoint: what is read next was looked at before
-                    log.warning("segment_lost", operator=channel.operator, batch=entry.batch, reason=str(error))
+def gather_segments(channels_dir: Path) -> None:
+    """Bring what lies at a former place to where executors look now. Raises StoreError.
+
+    Of every entry there is: checkpoints from before a change need logs that nobody writes any more.
+    """
+    if not whereabouts(channels_dir).before:
+        return
+    for path in sorted(channels_dir.glob("*/g*/*.json")):
+        if durable.is_temporary(path.name):
+            continue
+        try:
+            entry = codec.load(path)
+            segments = SegmentStore.of(path.parents[1])
+            for segment in entry.segments if isinstance(entry, DataEntry) else ():
+                segments.ensure(segment, deep=False)
+        except DamagedRecordError as error:  # what is read next was looked at before: this is of an older checkpoint
+            log.warning("segment_lost", operator=path.parents[1].name, entry=path.name, reason=str(error))
 
 
 def missing_input(channels: Mapping[OperatorId, ChannelLog], unread: Mapping[OperatorId, Position | None]) -> list[str]:

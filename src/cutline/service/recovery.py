@@ -49,6 +49,7 @@ from cutline.service.manifests import (
 )
 from cutline.service.matching import Changes, Matcher, Matching
 from cutline.service.remote_tier import RemoteTier
+from cutline.service.replica import Published
 from cutline.service.restoring import Restorer, generation_record
 from cutline.service.sinks_at_start import SinksAtStart
 
@@ -418,7 +419,7 @@ class Recovery:
         manifest = manifests[-1]
         try:
             self._restorer.check_inputs(manifest, region, channels)
-            self._restorer.refuse_lost_input(manifest, region, current.spark_dirs)
+            self._restorer.refuse_lost_input(manifest, region, self._layout.live_dirs(current.spark_dirs))
             restored = self._restorer.build(manifest, region, generation)
         except LostInputError:
             raise
@@ -479,8 +480,10 @@ class Recovery:
     def _built(self, manifests: list[Manifest], generation: Generation) -> _Built:
         """All that is needed to go on from the last of these, and the checkpoints that the flow then has."""
         if self._inventory.generations:
-            live = self._inventory.generations[-1].spark_dirs
-            self._restorer.refuse_lost_input(manifests[-1], manifests[-1].operators, live)
+            live = self._layout.live_dirs(self._inventory.generations[-1].spark_dirs)
+            # It has run under the name of then, or under that of today.
+            today = {old: live[new] for old, new in self._matching.renaming.new_names.items() if new in live}
+            self._restorer.refuse_lost_input(manifests[-1], manifests[-1].operators, {**today, **live})
         if self._matching.is_unchanged:
             return _Built(self._restorer.build(manifests[-1], self._graph.names, generation), manifests)
         epoch = self._inventory.free_epoch()
@@ -496,7 +499,11 @@ class Recovery:
         crashpoint("restore-dirs-built")
         newest = built.manifests[-1]
         if self._remote is not None and newest is not restored:
-            self._remote.bring(newest, generation)
+            # What was published after it is about to be taken back.
+            seen = {sink: epoch for sink, epoch in self._metadata.seen().items() if epoch <= restored.epoch}
+            published = Published(everywhere=self._published_everywhere(restored), seen=seen)
+            unpublished = [one for one in built.manifests if one.epoch > published.everywhere]
+            self._remote.bring(unpublished, generation, published)
         is_other = {new for old, new in self._matching.renaming.new_names.items() if old != new}
         return self._enter(
             generation=generation,
@@ -509,6 +516,13 @@ class Recovery:
             begun=[*is_other, *self._matching.added],
             restored=restored,
         )
+
+    def _published_everywhere(self, manifest: Manifest) -> Epoch:
+        """Up to where every sink is, by what it says itself or what was written down."""
+        recorded = self._metadata.published()
+        sinks = [node.sink for node in self._graph.sinks]
+        everywhere = (max(self._sinks.published(sink), recorded.get(sink, NO_EPOCH)) for sink in sinks)
+        return min([*everywhere, manifest.epoch])
 
     def _from_checkpoint(self, generation: Generation, manifests: list[Manifest]) -> Recovered:
         reason = "; ".join(self._problems) or "no generation record"

@@ -191,7 +191,7 @@ class RegionRecovery:
         with self._parts.collection_at_rest:  # what is deleted while a log is read anew looks like damage
             generation = self._metadata.advance_generation()
             self._restorer.check_inputs(manifest, region, self._parts.channels)
-            self._restorer.refuse_lost_input(manifest, region, self._parts.spark_dirs)
+            self._restorer.refuse_lost_input(manifest, region, self._layout.live_dirs(self._parts.spark_dirs))
             channels = self._restorer.build(manifest, region, generation)
             crashpoint("restore-dirs-built", failed)
             if self._is_stopped.is_set():

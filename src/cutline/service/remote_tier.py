@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from cutline.crashpoints import crashpoint
@@ -42,6 +42,7 @@ class RemoteTier:
         with contextlib.suppress(StoreError):
             while not self._claimed(generation, is_needed=is_needed):
                 generation = take(Generation(newest_there() + 1))
+        self._replica.begin(generation)
         return generation
 
     def _claimed(self, generation: Generation, *, is_needed: bool) -> bool:
@@ -66,23 +67,27 @@ class RemoteTier:
                 flow=self._flow,
             ) from error
 
-    def bring(self, manifest: Manifest, generation: Generation) -> None:
+    def bring(self, manifests: Sequence[Manifest], generation: Generation, published: Published) -> None:
         """Put a checkpoint there that was carried over, before the flow goes on from it.
 
         Otherwise a host that is lost right afterwards would leave only checkpoints of operators that have other names.
-        It counts once ``tell`` has made the generation known.
+        It counts once ``tell`` has made the generation known. It is the last one of these; those before it are what
+        sinks have yet to publish.
         """
 
-        def bring() -> Manifest:
-            self._replica.send(manifest)
-            return self._replica.seal(manifest, generation)
+        def bring() -> None:
+            # Of those that were fetched from there this host may have the records only.
+            there = set(self._replica.epochs())
+            for manifest in (one for one in manifests if one.epoch not in there):
+                self._replica.send(manifest, generation)
+                self._replica.seal(manifest, generation, published)
 
         try:
             self._patiently(bring)
         except StoreError as error:
             raise RecoveryError(
-                f"epoch {manifest.carried_from} has other operators than the flow, and what it was made into cannot be "
-                f"brought to the remote tier: {error}",
+                f"epoch {manifests[-1].carried_from} has other operators than the flow, and what it was made into "
+                f"cannot be brought to the remote tier: {error}",
                 next_step="see to it that it can be reached, and start again; nothing has been changed",
                 flow=self._flow,
             ) from error

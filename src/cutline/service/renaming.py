@@ -61,7 +61,7 @@ class Renaming:
             old = OperatorId(found[2].decode())
             return found[1] + self.new_names.get(old, old).encode() + found[3]
 
-        return re.sub(rb'("channel"\s*:\s*")([^"]+)(")', renamed, content)
+        return re.sub(rb'(\{"channel"\s*:\s*")([^"]+)("\s*,\s*"position"\s*:\s*\d+\s*\})', renamed, content)
 
     def record(self, record: OperatorRecord, read: Callable[[SnapshotFile], bytes]) -> OperatorRecord:
         """What an operator has stored, under the new names; ``read`` gives the content of a file that is a blob."""

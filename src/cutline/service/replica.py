@@ -81,6 +81,7 @@ class Replica:
         #: Tells our claims from those of others.
         self._token = str(uuid.uuid4()).encode()
         self._claimed: set[Generation] = set()
+        self._begun: Generation | None = None
         self._layout = layout
         self._carrier = carrier or ThreadCarrier(store, layout.root, PARALLELISM)
         self._fetching = Fetching(store, layout, self._carrier)
@@ -154,10 +155,18 @@ class Replica:
             raise self._fenced(record.generation)
         self.check_fence(record.generation)
 
+    def begin(self, generation: Generation) -> None:
+        """This process has run the flow since then: every generation that has followed is its own, or it was replaced.
+
+        One that a region began while the store was away may have been taken by another host meanwhile.
+        """
+        self._begun = generation
+
     def check_claim(self, generation: Generation) -> None:
         """Raise FencedError unless the generation is this process's own, and the newest there is."""
-        if not self.claim(generation):
-            raise self._fenced(generation)
+        for number in range(min(self._begun or generation, generation), generation + 1):
+            if not self.claim(Generation(number)):
+                raise self._fenced(generation)
         self.check_fence(generation)
 
     def check_fence(self, generation: Generation) -> None:
@@ -172,8 +181,13 @@ class Replica:
             generation=generation,
         )
 
-    def send(self, manifest: Manifest) -> Copied:
-        """Send all that the checkpoint needs but its manifest. Raises StoreError; sending again does no harm."""
+    def send(self, manifest: Manifest, generation: Generation) -> Copied:
+        """Send all that the checkpoint needs but its manifest. ``generation``: in whose name.
+
+        Raises StoreError; sending again does no harm.
+        """
+        # First: entries and segments are named by generations, and another host may have one of the same number.
+        self.check_claim(generation)
         missing = self._missing(content_paths(manifest, self._layout))
         # What was sent ahead is held there, and looked for nevertheless: the checkpoint is about to rest on it.
         doubtful = {path: carried for path in missing if (carried := self._ahead.find(self._name(path))) is not None}
@@ -289,7 +303,6 @@ class Replica:
 
     def _file(self, path: Path) -> File:
         name = self._name(path)
-        self._bring_near(path)
         try:
             self._bring_near(path)
             return File(name, path.stat().st_size)

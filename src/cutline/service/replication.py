@@ -275,7 +275,7 @@ class Replicator:
     def _copy(self, epoch: Epoch) -> None:
         try:
             manifest = self._snapshots.load_manifest(epoch)
-            copied = self._replica.send(manifest)
+            copied = self._replica.send(manifest, self._generation())
             crashpoint("remote-sent")
             there = self._replica.seal(manifest, self._generation(), self._published())
         except DamagedRecordError as error:
@@ -297,7 +297,7 @@ class Replicator:
         manifest = request.manifest
         try:
             self._enter()
-            copied = self._replica.send(manifest)
+            copied = self._replica.send(manifest, self._generation())
         except FencedError:
             raise
         except CutlineError as error:

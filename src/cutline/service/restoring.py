@@ -44,17 +44,16 @@ class Restorer:
         return channels
 
     def refuse_lost_input(
-        self, manifest: Manifest, operators: Collection[OperatorId], live: Mapping[OperatorId, Generation]
+        self, manifest: Manifest, operators: Collection[OperatorId], live_dirs: Mapping[OperatorId, Path]
     ) -> None:
-        """Raise LostInputError if one of these sources cannot read again what it has read since.
+        """Raise LostInputError if a source of one of these cannot read again what it has read since.
 
-        ``live``: the generations of the directories that they have run on, which say what that was.
+        ``live_dirs``: where they have run since, which says what that was.
         """
         for name in sorted(operators):
-            if name not in manifest.operators or name not in live or manifest.operators[name].positions:
+            if name not in manifest.operators or name not in live_dirs:
                 continue
-            folder = self._layout.spark_checkpoint_dir(name, live[name])
-            lost = self._snapshots.lost_input(self._snapshots.load_record(manifest, name), folder)
+            lost = self._snapshots.lost_input(self._snapshots.load_record(manifest, name), live_dirs[name])
             if lost:
                 more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
                 raise LostInputError(

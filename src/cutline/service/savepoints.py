@@ -95,7 +95,7 @@ class Savepoints:
         shutil.rmtree(folder, ignore_errors=True)  # of one that was not finished
         durable.make_dir(folder)
         replica = self.replica(name)
-        copied = replica.send(manifest)
+        copied = replica.send(manifest, manifest.generation)
         crashpoint("savepoint-sent")
         replica.seal(manifest, manifest.generation)
         savepoint = Savepoint(

@@ -94,7 +94,10 @@ class LocalSnapshotStore:
         self, spark_checkpoint_dir: Path, last_appended: BatchId, complete: BatchId, *, may_be_behind: bool = False
     ) -> list[str]:
         if self._live_dirs is not None:
-            self._live_dirs.fetch(spark_checkpoint_dir)
+            try:
+                self._live_dirs.fetch(spark_checkpoint_dir)
+            except DamagedRecordError as error:
+                return [str(error)]
         planned, committed = last_batches(spark_checkpoint_dir)
         if may_be_behind and planned == NO_BATCH < last_appended:
             return ["there is nothing of Spark's in its folder"]
@@ -276,6 +279,9 @@ class LocalSnapshotStore:
         return [problem for problem in found if problem]
 
     def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[str]:
+        if self._live_dirs is not None:
+            with contextlib.suppress(DamagedRecordError):  # then the mirror is all that is known
+                self._live_dirs.fetch(live_dir)
         return [problem.path for problem in check_sources(recorded_positions(record, self._layout), live_dir).problems]
 
     def restore(self, record: OperatorRecord, spark_checkpoint_dir: Path) -> None:

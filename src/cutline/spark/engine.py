@@ -28,7 +28,7 @@ from cutline.protocol.lineage import Lineage
 from cutline.spark import plan as planning
 from cutline.spark.channel_source import FORMAT, ChannelSource
 from cutline.spark.generator_source import GeneratorSource
-from cutline.spark.live_dirs import HadoopDirs
+from cutline.spark.live_dirs import settle_live_dirs
 from cutline.spark.session import query_session, settle_python_sources
 from cutline.spark.staging import REPORT_SCHEMA, stage_rows
 
@@ -147,14 +147,9 @@ class SparkEngine:
         self._lock = threading.Lock()
         #: Operators whose queries are started again after each batch.
         self._restarting: set[OperatorId] = set()
-        self._live_dirs: LiveDirs | None = None
-        if options.spark_dirs:
-            self._live_dirs = HadoopDirs(
-                session,
-                f"{options.spark_dirs.rstrip('/')}/{graph.flow}",
-                layout.spark_dirs,
-                are_names_final=options.state_backend != "heap",
-            )
+        self._live_dirs: LiveDirs | None = settle_live_dirs(
+            session, layout, options.spark_dirs, graph.flow, are_names_final=options.state_backend != "heap"
+        )
         # Once, on the session that every operator's is copied from.
         for source in (ChannelSource, GeneratorSource):
             session.dataSource.register(source)

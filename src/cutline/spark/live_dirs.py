@@ -10,24 +10,31 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
-from cutline import durable
+from cutline import durable, records
 from cutline.crashpoints import crashpoint
-from cutline.errors import NotDone
+from cutline.errors import DamagedRecordError, NotDone
+from cutline.ids import FlowName, OperatorId
+from cutline.layout import Layout
 
 #: Written at once under a name that no other content ever gets, where state files have unique names. Tables of RocksDB
 #: are not among them: they are copied there bit by bit.
 _FINAL = re.compile(r"\d+(_[0-9a-f-]+)?(\.changelog|\.zip)?(\.crc)?")
+_KIND = "live-dirs"
+#: In a mirror that was put in place.
+_PUBLISHED = ".cutline-in-place"
 _GENERATION = re.compile(r"g\d{6}")
 #: What is kept of a time may differ by a rounding.
 _CLOCK_SECONDS = 0.001
@@ -39,6 +46,40 @@ class _Listing(dict[str, int]):
     def __init__(self, found: Any, indexes: dict[str, int]) -> None:
         super().__init__(indexes)
         self.found = found
+
+
+class _Home(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the directories of a flow's folder lie. Every life of the folder has a place of its own: a flow that starts
+    over, or a host that was replaced, must not meet directories of the same names that are another's.
+    """
+
+    base: str
+    url: str
+
+
+def settle_live_dirs(
+    session: SparkSession, layout: Layout, base: str, flow: FlowName, *, are_names_final: bool
+) -> HadoopDirs | None:
+    """The directories below ``base``; None if it is empty: then they lie in the flow's folder.
+
+    If they have lain elsewhere so far, they are brought here first; killed on the way, the next start does it again.
+    """
+    path, base = layout.live_home, base.rstrip("/")
+    before = records.load(_KIND, path, _Home) if path.exists() else _Home(base="", url="")
+    home = before
+    if base != before.base:
+        former = HadoopDirs(session, before.url, layout.spark_dirs, are_names_final=False) if before.url else None
+        if former is not None:
+            for mirror in layout.spark_dirs.glob("*/g??????"):
+                former.fetch(mirror)
+                (mirror / _PUBLISHED).unlink(missing_ok=True)
+        home = _Home(base=base, url=f"{base}/{flow}/{secrets.token_hex(4)}" if base else "")
+        durable.replace(path, records.encode(_KIND, home))
+        if former is not None:
+            former.remove()
+    if not home.url:
+        return None
+    return HadoopDirs(session, home.url, layout.spark_dirs, are_names_final=are_names_final)
 
 
 class HadoopDirs:
@@ -75,19 +116,41 @@ class HadoopDirs:
 
     def fetch(self, mirror: Path) -> None:
         with self._locks[mirror]:
-            if self._exists(self._note(mirror)):
+            if self._is_in_place(mirror):
                 self._fetch(self.url(mirror), mirror)
 
     def publish(self, mirror: Path) -> None:
         with self._locks[mirror]:
-            if not self._exists(self._note(mirror)):
+            if not self._is_in_place(mirror):
                 self._publish(mirror)
             self._drop_others(mirror)
+
+    def _is_in_place(self, mirror: Path) -> bool:
+        """What was put in place once is never put there again: Spark has gone on, and the mirror lags behind."""
+        if self._exists(self._note(mirror)):
+            return True
+        if (mirror / _PUBLISHED).exists():
+            raise DamagedRecordError("Spark's directory is gone from where it was put", path=self.url(mirror))
+        return False
+
+    def keep(self, operators: Collection[OperatorId]) -> None:
+        with contextlib.suppress(NotDone, FileNotFoundError):
+            for name in self._listed(self._base):
+                if name not in operators:
+                    with self._asking(name):
+                        self._files.delete(self._path(f"{self._base}/{name}"), True)
+
+    def remove(self) -> None:
+        """All of them, if that can be done."""
+        with contextlib.suppress(NotDone, FileNotFoundError), self._asking(self._base):
+            self._files.delete(self._path(self._base), True)
 
     # ------------------------------------------------------------------ inside
 
     def _publish(self, mirror: Path) -> None:
         place = self.url(mirror)
+        if not mirror.is_dir():
+            raise DamagedRecordError("there is nothing to put in the place of Spark's directory", path=place)
         with self._asking(place):
             self._files.delete(self._path(place), True)
             self._files.mkdirs(self._path(place))
@@ -97,6 +160,7 @@ class HadoopDirs:
                     self._files.copyFromLocalFile(False, True, source, target)
             crashpoint("live-dir-half")
             self._files.create(self._path(self._note(mirror)), True).close()
+        durable.replace(mirror / _PUBLISHED, b"")
 
     def _drop_others(self, mirror: Path) -> None:
         """Of generations that nobody runs on."""
@@ -113,10 +177,11 @@ class HadoopDirs:
             there = self._listed(place)
         except FileNotFoundError:  # let go of meanwhile, by Spark
             there = _Listing(None, {})
-        here = {name for name in os.listdir(mirror) if not durable.is_temporary(name)}
+        here = {name for name in os.listdir(mirror) if not durable.is_temporary(name) and name != _PUBLISHED}
         for name in here - set(there):
             _remove(mirror / name)
-        for name, index in there.items():
+        # The commits last: where one is, all that it stands for must be. Whatever fails before, it is fetched again.
+        for name, index in sorted(there.items(), key=lambda item: item[0] == "commits"):
             if name not in here or not self._is_final(mirror / name):
                 with contextlib.suppress(FileNotFoundError):
                     self._fetch_one(f"{place}/{name}", mirror / name, there.found[index])

@@ -50,19 +50,24 @@ def _stage_task(job: StageJob, batches: Iterator[pa.RecordBatch]) -> str:
     )
     name = f"g{job.generation:06d}-b{job.batch:08d}-p{partition:04d}-{attempt}.arrow"
     segment = SegmentWriter(job.segments, name) if job.segments else None
-    writers = {sink: stager.open(named) for sink, stager in job.stagers.items()}
     schema = pa.ipc.read_schema(pa.BufferReader(job.schema_ipc))
     rows = 0
-    for given in batches:
-        batch = given if given.schema == schema else given.cast(schema)
-        rows += batch.num_rows
+    try:
+        writers = {sink: stager.open(named) for sink, stager in job.stagers.items()}
+        for given in batches:
+            batch = given if given.schema == schema else given.cast(schema)
+            rows += batch.num_rows
+            if segment is not None:
+                segment.write(batch)
+            for writer in writers.values():
+                writer.write(batch)
+        report: dict[str, Any] = {
+            "rows": rows,
+            "segment": segment.close() if segment else None,
+            "pieces": {sink: writer.close() for sink, writer in writers.items()},
+        }
+    except BaseException:
         if segment is not None:
-            segment.write(batch)
-        for writer in writers.values():
-            writer.write(batch)
-    report: dict[str, Any] = {
-        "rows": rows,
-        "segment": segment.close() if segment else None,
-        "pieces": {sink: writer.close() for sink, writer in writers.items()},
-    }
+            segment.discard()
+        raise
     return msgspec.json.encode(report).decode()

@@ -18,7 +18,7 @@ from cutline.graph import FlowGraph
 from cutline.ids import Epoch, Generation, OperatorId
 from cutline.layout import Layout
 from cutline.metadata.sqlite import SqliteMetadata
-from cutline.ports import Engine, Executors
+from cutline.ports import Engine, Executors, LiveDirs
 from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.messages import ReleaseEpochs
 from cutline.protocol.retention import EpochNeeds
@@ -147,7 +147,7 @@ def run_on(
     recovery.check_definition()
     open_sinks(graph, flow.sinks, plans)
     recovered = recovery.recover()
-    gather_segments(recovered.channels.values())
+    gather_segments(layout.channels)
     forget_former_places(layout.channels)
     published = settle_sinks(graph, flow.sinks, recovered, metadata, layout)
 
@@ -329,6 +329,7 @@ def run_on(
         layout=layout,
         recovered=recovered,
         snapshots=snapshots,
+        live_dirs=engine.live_dirs(),
         pins=pins,
         pending=pending,
     )
@@ -356,12 +357,15 @@ def _begin(
     layout: Layout,
     recovered: Recovered,
     snapshots: LocalSnapshotStore,
+    live_dirs: LiveDirs | None,
     pins: frozenset[Epoch],
     pending: list[StoredPending],
 ) -> None:
     try:
         layout.restore_wish.unlink(missing_ok=True)
         sweep_spark_dirs(layout, recovered.spark_dirs, is_all=True)
+        if live_dirs is not None:
+            live_dirs.keep(recovered.spark_dirs)
         kept = {manifest.epoch for manifest in recovered.manifests} | pins
         abandoned = tuple(epoch for epoch in snapshots.epochs() if epoch not in kept)
         janitor.start(abandoned)

@@ -167,7 +167,7 @@ def test_every_kind_of_orphan_is_found_and_gone_and_nothing_else(tmp_path: Path)
     paths = litter(layout, tmp_path / "remote" / "counting")
     age(tmp_path)
     findings = collected(tmp_path)
-    assert {one["kind"] for one in findings} == set(WHY) - {"manifest", "ahead"}
+    assert {one["kind"] for one in findings} == set(WHY) - {"manifest", "ahead", "published"}
     assert [path for kind in paths.values() for path in kind if path.exists()] == []
     assert content_of(tmp_path) == before
     assert collected(tmp_path) == []

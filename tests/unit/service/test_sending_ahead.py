@@ -120,7 +120,7 @@ def test_no_collector_takes_what_was_sent_ahead_however_long_ago(
         flow.run._replicator.tidy(grace_ms=0, is_dry_run=False)
         assert ahead <= there(flow, tmp_path)
         assert replica.send_ahead(manifest, {NUMBERS}, generation).files == 0
-        replica.send(manifest)
+        replica.send(manifest, manifest.generation)
         replica.seal(manifest, generation)
         collected_elsewhere(flow, tmp_path)
     comes_back(tmp_path, 2, **remote(tmp_path))
@@ -135,7 +135,7 @@ def test_what_is_gone_nevertheless_is_sent_again_with_the_seal(tmp_path: Path, m
         replica.send_ahead(manifest, {NUMBERS, TOTALS}, generation)
         gone = sorted(there(flow, tmp_path) - before - {f"ahead/{generation:06d}.json"})[:2]
         replica._store.delete([name + suffix for name in gone for suffix in ("", ".zst")])
-        assert replica.send(manifest).files == len(gone) == 2
+        assert replica.send(manifest, manifest.generation).files == len(gone) == 2
         replica.seal(manifest, generation)
     comes_back(tmp_path, 2, **remote(tmp_path))
 
@@ -155,7 +155,7 @@ def test_what_no_later_checkpoint_needs_is_let_go_of(tmp_path: Path) -> None:
         assert names(flow, third, NUMBERS) - in_record <= there(flow, tmp_path)
         collected_elsewhere(flow, tmp_path)
         assert not only_second & there(flow, tmp_path)
-        replica.send(third)
+        replica.send(third, third.generation)
         replica.seal(third, generation)
     comes_back(tmp_path, 3, **remote(tmp_path))
 
@@ -172,7 +172,7 @@ def test_a_collector_that_saw_no_seal_has_seen_the_record(tmp_path: Path, monkey
 
         def meanwhile(epochs: Any) -> set[str]:
             reached = listed(epochs)
-            replica.send(second)
+            replica.send(second, second.generation)
             replica.seal(second, generation)
             replica._ahead.announce([], ())
             return reached
@@ -191,12 +191,12 @@ def test_after_a_region_went_back_nothing_sent_before_is_relied_on(
         replica, generation = replica_in(flow), flow.recovered.generation
         replica.send_ahead(manifest, {NUMBERS}, generation)
         later = Generation(generation + 1)
-        replica.send(manifest)
+        replica.send(manifest, manifest.generation)
         with pytest.raises(NotDone, match="earlier generation"):
             replica.seal(manifest, later)
         collected_elsewhere(flow, tmp_path)
         assert f"ahead/{generation:06d}.json" not in there(flow, tmp_path)
-        assert replica.send(manifest).files > 0
+        assert replica.send(manifest, later).files > 0
         replica.seal(manifest, later)
         assert names(flow, manifest) <= there(flow, tmp_path)
 

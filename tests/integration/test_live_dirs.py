@@ -37,8 +37,14 @@ def start(spark: SparkSession, tmp_path: Path, elsewhere: str, *, upi: int, **op
     return flow.start(spark=spark, **settings)
 
 
+def home(tmp_path: Path) -> Path:
+    """Where the directories of this life of the flow's folder are."""
+    [folder] = (tmp_path / "live" / "payments").iterdir()
+    return folder
+
+
 def lose_directory(tmp_path: Path) -> None:
-    [folder] = (tmp_path / "live" / "payments" / "totals").glob("g??????")
+    [folder] = (home(tmp_path) / "totals").glob("g??????")
     shutil.rmtree(folder)
 
 
@@ -66,7 +72,7 @@ def test_it_comes_back_from_what_is_left(spark: SparkSession, tmp_path: Path, el
     run.process_all_available()
     epoch = run.trigger_checkpoint()
     run.stop()
-    assert {one.name for one in (tmp_path / "live" / "payments").iterdir()} == {"cards", "totals", "upi"}
+    assert {one.name for one in home(tmp_path).iterdir()} == {"cards", "totals", "upi"}
     damage(tmp_path)
     run = start(spark, tmp_path, elsewhere, upi=2_000, state_backend=backend)
     recovery = run.status()["recovery"]
@@ -74,7 +80,7 @@ def test_it_comes_back_from_what_is_left(spark: SparkSession, tmp_path: Path, el
     if path != "resume":
         assert recovery["epoch"] == epoch
         # The directory of the life before is gone with it.
-        assert len(list((tmp_path / "live" / "payments" / "totals").glob("g??????"))) == 1
+        assert len(list((home(tmp_path) / "totals").glob("g??????"))) == 1
     run.process_all_available()
     run.stop()
     assert_exactly_once(tmp_path, card_rows=2_000, upi_rows=2_000)

@@ -71,4 +71,5 @@ def test_operators_on_several_machines_share_no_disk_with_the_driver(
     assert [recovery["path"] for recovery in resumed["recoveries"]] == ["resume"]
     layout = Layout(settings.storage, FLOW_NAME)
     assert whereabouts(layout.channels).place.url.startswith("s3://")
-    assert sorted(path.name for path in (live / FLOW_NAME).iterdir()) == ["cards", "payments", "totals", "upi"]
+    [home] = (live / FLOW_NAME).iterdir()
+    assert sorted(path.name for path in home.iterdir()) == ["cards", "payments", "totals", "upi"]

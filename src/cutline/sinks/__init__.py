@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cutline.sinks.delta import Delta
     from cutline.sinks.parquet import Parquet
+    from cutline.sinks.sqlite import SQLite
 
-__all__ = ["Delta", "Parquet"]
+__all__ = ["Delta", "Parquet", "SQLite"]
 
-_HOMES = {"Delta": "cutline.sinks.delta", "Parquet": "cutline.sinks.parquet"}
+_HOMES = {
+    "Delta": "cutline.sinks.delta",
+    "Parquet": "cutline.sinks.parquet",
+    "SQLite": "cutline.sinks.sqlite",
+}
 
 
 def __getattr__(name: str) -> object:

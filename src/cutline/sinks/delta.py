@@ -17,10 +17,10 @@ from cutline.durable import fsync_dir, is_temporary, make_dir
 from cutline.errors import ConfigError, FencedError, InvariantViolation, NotDone, OutcomeUnknown, SinkError
 from cutline.ids import NO_EPOCH, Epoch
 from cutline.ports import StageAttempt
-from cutline.sinks.arrow_types import check_partition_columns, rows_schema, storable_schema
+from cutline.sinks.arrow_types import check_partition_columns, key_problems, rows_schema, storable_schema
 from cutline.sinks.delta_changes import Upsert, files_of, overwritten_partitions
 from cutline.sinks.delta_commit import append_files, no_hooks, properties, replace_files
-from cutline.sinks.delta_fit import check_removable, feature_problems, key_problems, property_problems, schema_problems
+from cutline.sinks.delta_fit import check_removable, feature_problems, property_problems, schema_problems
 from cutline.sinks.delta_log import DeltaLog, Mark
 from cutline.sinks.delta_upkeep import condense
 from cutline.sinks.parquet_files import ParquetStager

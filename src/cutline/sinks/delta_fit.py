@@ -12,8 +12,6 @@ from cutline.errors import SinkError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pyarrow as pa
-
 #: Properties that make Delta's writers compute or check something that naming finished files cannot.
 _REFUSED_PROPERTIES = {
     "delta.columnMapping.mode": ("none", "files would need the physical column names"),
@@ -76,23 +74,6 @@ def feature_problems(writer_version: int, writer_features: Sequence[str] | None)
         return []
     unknown = sorted(set(writer_features or ()) - _KNOWN_FEATURES)
     return [f"it asks writers for {', '.join(unknown)}"] if unknown else []
-
-
-def key_problems(rows: pa.Schema, key: Sequence[str]) -> list[str]:
-    """What keeps these columns from telling rows apart."""
-    import pyarrow as pa
-
-    problems = []
-    for name in key:
-        if name not in rows.names:
-            problems.append(f"the key column {name} is not in the rows ({', '.join(rows.names)})")
-            continue
-        kind = rows.field(name).type
-        if pa.types.is_nested(kind) or pa.types.is_floating(kind):
-            problems.append(f"the key column {name} is of type {kind}, whose values are not told apart dependably")
-    if len(set(key)) != len(key):
-        problems.append("a key column is named twice")
-    return problems
 
 
 def schema_problems(rows: str, table: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -82,6 +83,7 @@ class SQLite:
         self._context: SinkContext | None = None
         self._schema_ipc = b""
         self._ledger: Ledger | None = None
+        self._keeper: sqlite3.Connection | None = None
 
     def __repr__(self) -> str:
         return f"SQLite({str(self.path)!r}, {self.table!r}, mode={self.mode!r}, key={self.key!r})"
@@ -99,6 +101,7 @@ class SQLite:
         with self._transaction() as db:
             ledger.claim(db)
         fsync_dir(self.path.parent)
+        self._keep_log()
         self._context, self._ledger = context, ledger
         self._schema_ipc = schema.serialize().to_pybytes()
 
@@ -175,6 +178,13 @@ class SQLite:
         """Beside the database: of one sink, since several may share the database."""
         context = self._opened()
         return self.path.with_name(f"{self.path.name}.{PREFIX}staged") / context.flow / context.sink
+
+    def _keep_log(self) -> None:
+        """Stay connected: the last one to leave puts the log away, and readers that come just then find a lock."""
+        if self._keeper is None:
+            self._keeper = sqlite3.connect(self.path, timeout=BUSY_SECONDS, check_same_thread=False)
+            self._keeper.execute("SELECT COUNT(*) FROM cutline_sinks").fetchone()
+            weakref.finalize(self, self._keeper.close)
 
     @contextlib.contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cutline.sinks.delta import Delta
+    from cutline.sinks.foreach import Foreach
     from cutline.sinks.parquet import Parquet
     from cutline.sinks.sqlite import SQLite
 
-__all__ = ["Delta", "Parquet", "SQLite"]
+__all__ = ["Delta", "Foreach", "Parquet", "SQLite"]
 
 _HOMES = {
     "Delta": "cutline.sinks.delta",
+    "Foreach": "cutline.sinks.foreach",
     "Parquet": "cutline.sinks.parquet",
     "SQLite": "cutline.sinks.sqlite",
 }

@@ -50,6 +50,19 @@ def test_sqlite_survives_torture(tmp_path: Path) -> None:
     assert report.killed >= 50 and report.rollbacks >= 5 and report.states > 20, report
 
 
+def test_sqlite_survives_torture_when_it_publishes_at_once(tmp_path: Path) -> None:
+    """Beside that, upserts show that batches are never published in another order than they have happened in."""
+
+    def read() -> View:
+        return {name: _sqlite_rows(tmp_path / "tables" / "data.sqlite", name) for name in ("events", "latest")}
+
+    config = {"folder": str(tmp_path / "tables")}
+    make = f"{__name__}:make_sqlite"
+    folder = tmp_path / "flow"
+    report = torture(make, config, read, folder=folder, seed=5, only_newest=True, publish="at_once")
+    assert report.killed >= 50 and report.rollbacks >= 5 and report.states > 20, report
+
+
 def _delta_rows(folder: Path) -> list[Row]:
     try:
         table = DeltaTable(str(folder)).to_pyarrow_table()

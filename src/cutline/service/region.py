@@ -22,6 +22,7 @@ from cutline.logs import get_logger
 from cutline.ports import GenerationRecord, Manifest, MetadataStore, OperatorPlan, Sink, SnapshotStore
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import region_of
+from cutline.service.at_once import AtOnce
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.leftovers import held_files, sweep_spark_dirs
 from cutline.service.manifests import lineage_of
@@ -236,6 +237,9 @@ class RegionRecovery:
 
     def _throw_away(self, channel: ChannelLog) -> None:
         """What the operator wrote after the place it has gone back to."""
+        for name in self._graph.sinks_of(channel.operator):
+            if isinstance(sink := self._sinks[name], AtOnce):
+                sink.take_back(channel)
         left = self._entered.left.get(channel.operator)
         abort_invisible(channel, self._sinks, None if left is None else lineage_of(left))
         begun = {name: since for name, since in self._entered.begun.items() if name == channel.operator}

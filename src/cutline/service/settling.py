@@ -22,6 +22,7 @@ from cutline.ports import (
 from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import is_resumable
+from cutline.service.at_once import AtOnce
 from cutline.service.clock import now_ms
 from cutline.service.leftovers import held_files
 from cutline.service.manifests import epoch_in, gone_back_to, lineage_of, not_held, statistics
@@ -52,6 +53,8 @@ def settle_sinks(
     published: dict[SinkId, Epoch] = {}
     for node in graph.sinks:
         sink = sinks[node.sink]
+        if isinstance(sink, AtOnce):
+            sink.take_back(recovered.channels[node.operator])
         ahead = sink.published() or NO_EPOCH
         newest = gone_back_to(recovered.manifests, ahead) or epoch_in(recovered.manifests, node.operator)
         if ahead > newest and node.on_rollback == "keep":
@@ -69,6 +72,8 @@ def settle_sinks(
         metadata.store_published(node.sink, reached)
         metadata.store_seen(node.sink, sink.published() or NO_EPOCH)
         published[node.sink] = max(reached, floor)
+        if isinstance(sink, AtOnce):
+            sink.begin(behind=newest if published[node.sink] < newest else NO_EPOCH)
     for manifest in recovered.manifests:
         # Only now: on a host that has lost its records an older one must not make them look complete.
         if manifest.carried_from is not None and manifest.generation == recovered.generation:

@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cutline.sinks.delta import Delta
+    from cutline.sinks.foreach import Foreach
     from cutline.sinks.parquet import Parquet
+    from cutline.sinks.sqlite import SQLite
 
-__all__ = ["Delta", "Parquet"]
+__all__ = ["Delta", "Foreach", "Parquet", "SQLite"]
 
-_HOMES = {"Delta": "cutline.sinks.delta", "Parquet": "cutline.sinks.parquet"}
+_HOMES = {
+    "Delta": "cutline.sinks.delta",
+    "Foreach": "cutline.sinks.foreach",
+    "Parquet": "cutline.sinks.parquet",
+    "SQLite": "cutline.sinks.sqlite",
+}
 
 
 def __getattr__(name: str) -> object:

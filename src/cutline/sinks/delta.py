@@ -347,11 +347,10 @@ class Delta:
         try:
             if replace_files(self._delta_log, table.version() + 1, change, mark, operation=_OPERATIONS[self.mode]):
                 return None
-            failure: Exception = NotDone("another writer made that version", path=self.path)
         except OSError as error:
             return error  # the version may exist and name what was written
         upsert.discard(change)
-        return failure
+        return NotDone("another writer made that version", path=self.path)
 
     def _try_rewind(self, table: DeltaTable, epoch: Epoch) -> Exception | None:
         from deltalake.exceptions import DeltaError

@@ -18,7 +18,7 @@ from cutline.errors import ConfigError, FencedError, InvariantViolation, NotDone
 from cutline.ids import NO_EPOCH, Epoch
 from cutline.ports import StageAttempt
 from cutline.sinks.arrow_types import check_partition_columns, key_problems, rows_schema, storable_schema
-from cutline.sinks.delta_changes import Upsert, files_of, overwritten_partitions
+from cutline.sinks.delta_changes import Upsert, check_whole, files_of, overwritten_partitions
 from cutline.sinks.delta_commit import append_files, no_hooks, properties, replace_files
 from cutline.sinks.delta_fit import check_removable, feature_problems, property_problems, schema_problems
 from cutline.sinks.delta_log import DeltaLog, Mark
@@ -347,11 +347,10 @@ class Delta:
         try:
             if replace_files(self._delta_log, table.version() + 1, change, mark, operation=_OPERATIONS[self.mode]):
                 return None
-            failure: Exception = NotDone("another writer made that version", path=self.path)
         except OSError as error:
             return error  # the version may exist and name what was written
         upsert.discard(change)
-        return failure
+        return NotDone("another writer made that version", path=self.path)
 
     def _try_rewind(self, table: DeltaTable, epoch: Epoch) -> Exception | None:
         from deltalake.exceptions import DeltaError
@@ -359,6 +358,8 @@ class Delta:
         check_removable(table.metadata().configuration, self.path)
         published = self._epoch_in(table)
         version, after = self._delta_log.rewind_target(table.version(), self._app, published, epoch)
+        if self.mode != "append":
+            check_whole(self.path, version)
         mark = Mark(app=self._app, kind="rewind", before=published, after=after)
         rewound = max(self._rewound_in(table), published)
         crashpoint("sink-rewind-half", self._opened().sink)

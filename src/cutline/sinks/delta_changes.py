@@ -64,6 +64,20 @@ def files_of(table: DeltaTable, partition_by: Sequence[str]) -> list[TableFile]:
     ]
 
 
+def check_whole(root: Path, version: int) -> None:
+    """Refuse to go back to a version whose files are no longer all there."""
+    from deltalake import DeltaTable
+
+    for file in files_of(DeltaTable(str(root), version=version), ()):
+        if not file.path(root).exists():
+            raise SinkError(
+                f"a vacuum has deleted files that version {version} of the table needs",
+                next_step="rewind to a newer epoch, or restore the flow without rewinding this sink; "
+                "a longer retention keeps more for the next time",
+                path=root,
+            )
+
+
 def overwritten_partitions(files: Sequence[TableFile], staged: Sequence[StagedBatch]) -> Replacement:
     """Every partition that a batch brings is replaced by what that batch brings; of several batches the newest wins.
 
@@ -106,7 +120,7 @@ class Upsert:
         """Of equal keys in the epoch the last one stays, of those in the table none."""
         change = Replacement()
         keys = self._newest_rows(pieces, change)
-        values = {name: _sorted_values(keys, name) for name in self._key}
+        values = {name: self._values_of(keys, name) for name in self._key}
         for file in files:
             if not self._may_match(file, values):
                 continue
@@ -154,11 +168,18 @@ class Upsert:
 
     # ------------------------------------------------------------------ the table's files
 
-    def _may_match(self, file: TableFile, values: Mapping[str, list[Any]]) -> bool:
+    def _values_of(self, keys: pa.Table, name: str) -> Any:
+        """All values of a key column: sorted, or as partitions spell them."""
+        import pyarrow.compute as pc
+
+        values = pc.unique(keys[name]).to_pylist()
+        return {partition_text(value) for value in values} if name in self._partition_by else sorted(values)
+
+    def _may_match(self, file: TableFile, values: Mapping[str, Any]) -> bool:
         """False only if the file's statistics or partition exclude every key."""
         for name in self._key:
             if name in self._partition_by:
-                if file.partition[name] not in {partition_text(value) for value in values[name]}:
+                if file.partition[name] not in values[name]:
                     return False
                 continue
             low, high = file.bounds.get(f"min.{name}"), file.bounds.get(f"max.{name}")
@@ -231,13 +252,6 @@ def _renamed(attempt: StageAttempt, name: str) -> StageAttempt:
     import msgspec
 
     return msgspec.structs.replace(attempt, attempt=name)
-
-
-def _sorted_values(keys: pa.Table, name: str) -> list[Any]:
-    import pyarrow.compute as pc
-
-    values: list[Any] = sorted(pc.unique(keys[name]).to_pylist())
-    return values
 
 
 def _has_sharp_bounds(kind: pa.DataType) -> bool:

@@ -1,7 +1,8 @@
 """A table in a SQLite database: for people who want a database and no server.
 
 Executors stage Parquet files beside the database; the driver moves an epoch's rows into the table in one transaction,
-which also records the epoch. Readers go on while it does (WAL) and see whole epochs.
+which also records the epoch. Readers go on while it does (WAL) and see whole epochs: several tables of one flow in one
+database show the same one.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from cutline.crashpoints import crashpoint
 from cutline.durable import fsync_dir, make_dir
 from cutline.errors import ConfigError, InvariantViolation, NotDone, OutcomeUnknown, SinkError
-from cutline.ids import Epoch
+from cutline.ids import Epoch, SinkId
 from cutline.sinks.arrow_types import key_problems, rows_schema, storable_schema
 from cutline.sinks.parquet_files import ParquetStager
 from cutline.sinks.sqlite_ledger import EPOCH_COLUMN, PREFIX, Ledger, Shape
 from cutline.sinks.sqlite_rows import tuples_of
+from cutline.sinks.sqlite_shares import Share, due_with, has_company, life, share_of, store_prepared
 from cutline.sinks.staged import (
     STAGED_FOLDER,
     check_commit,
@@ -34,7 +36,7 @@ from cutline.sinks.staged import (
 )
 
 if TYPE_CHECKING:
-    from cutline.ports import Piece, SinkContext, StagedBatch, Stager
+    from cutline.ports import SinkContext, StagedBatch, Stager
     from cutline.protocol.commit import CommitPermit
 
 Mode = Literal["append", "upsert"]
@@ -115,26 +117,50 @@ class SQLite:
         )
 
     def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:
-        """Staged files are durable and named by their batch: make sure before the epoch relies on them."""
+        """Make sure that the staged files are there, and tell the flow's other sinks in this database of them."""
+        ledger = self._known()
         check_still_there(self._staging, pieces_of(staged), hint=_HINT)
-        return {}
+        with self._transaction() as db:
+            if has_company(db, self._opened().flow):
+                store_prepared(db, ledger, epoch, staged, keep=self._rewind_epochs)
+        return {"life": life()}
 
     def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
-        """Move the batches' rows into the table and record the epoch, in one transaction."""
+        """Publish the epoch in one transaction, for this sink and for all others of the flow in this database."""
         context, ledger = self._opened(), self._known()
         check_commit(context, permit, staged)
-        pieces = pieces_of(staged)
-        if pieces:
-            digest = digest_of(pieces)
-            with self._transaction() as db:
-                if not ledger.is_published(db, permit, digest):
-                    crashpoint("sink-commit-begun", context.sink)
-                    check_still_there(self._staging, pieces, hint=_HINT)
-                    for rows in self._rows(pieces, permit):
-                        ledger.write(db, permit.epoch, rows)
-                    ledger.record(db, permit.epoch, digest, keep=self._rewind_epochs)
-            crashpoint("sink-commit-done", context.sink)
+        own = share_of(context.sink, ledger, staged, self._rewind_epochs)
+        shares: list[Share] = []
+        with self._transaction() as db:
+            if self._is_to_publish(db, permit, own):
+                check_still_there(self._staging, own.pieces, hint=_HINT)
+                others = due_with(db, ledger, permit.epoch, str(token.get("life", "")))
+                shares = [own, *(share for share in others if self._is_whole(share))]
+                self._publish(db, permit, shares)
+        for share in shares:
+            crashpoint("sink-commit-done", share.sink)
         sweep_staged(self._staging, staged, permit.through_batch)
+
+    def _is_to_publish(self, db: sqlite3.Connection, permit: CommitPermit, own: Share) -> bool:
+        """An epoch without rows is published too if others may have some, so that all stay at the same epoch."""
+        if own.pieces:
+            return not own.ledger.is_published(db, permit, digest_of(own.pieces))
+        return own.ledger.reached(db) < permit.epoch and has_company(db, permit.flow)
+
+    def _publish(self, db: sqlite3.Connection, permit: CommitPermit, shares: Sequence[Share]) -> None:
+        for share in shares:
+            crashpoint("sink-commit-begun", share.sink)
+        for share in shares:
+            for rows in self._rows(share):
+                share.ledger.write(db, permit.epoch, rows)
+            if share.pieces:
+                share.ledger.record(db, permit.epoch, digest_of(share.pieces), share.through, keep=share.keep)
+            share.ledger.set_reached(db, permit.epoch)
+
+    def _is_whole(self, share: Share) -> bool:
+        """Whether another sink's files are there; if not, that is for its own commit to say."""
+        folder = self._staging_of(share.sink)
+        return all((folder / piece["path"]).exists() for piece in share.pieces)
 
     def abort(self, staged: Iterable[StagedBatch]) -> None:
         """Delete exactly the named staged files; what is published is in the table."""
@@ -152,14 +178,29 @@ class SQLite:
 
     def rewind(self, epoch: Epoch) -> None:
         """Make the table what it was when ``epoch`` was newest, in one transaction."""
-        context, ledger = self._opened(), self._known()
+        self.rewind_together([(self, epoch)])
+
+    def rewind_group(self) -> object:
+        """Sinks of which this is equal are taken back together."""
+        return ("sqlite", self.path)
+
+    def rewind_together(self, targets: Sequence[tuple[Any, Epoch]]) -> None:
+        """Take several sinks back in one transaction, so that their tables never disagree."""
         with self._transaction() as db:
-            if ledger.published(db) <= epoch:
-                return
-            if not self.can_rewind:
-                raise SinkError("the sink was made with rewindable=False", next_step='use on_rollback="keep"')
-            ledger.rewind(db, epoch)
-            crashpoint("sink-rewind-half", context.sink)
+            for sink, epoch in targets:
+                ledger = sink._known()
+                if ledger.published(db) <= epoch:
+                    continue
+                if not sink.can_rewind:
+                    raise SinkError("the sink was made with rewindable=False", next_step='use on_rollback="keep"')
+                ledger.rewind(db, epoch)
+                crashpoint("sink-rewind-half", sink._opened().sink)
+
+    def oldest_rewind(self) -> Epoch:
+        """The oldest epoch that ``rewind`` reaches."""
+        ledger = self._known()
+        with self._transaction("DEFERRED") as db:
+            return ledger.forgotten(db)
 
     # ------------------------------------------------------------------ the database
 
@@ -175,9 +216,11 @@ class SQLite:
 
     @property
     def _staging(self) -> Path:
+        return self._staging_of(self._opened().sink)
+
+    def _staging_of(self, sink: SinkId) -> Path:
         """Beside the database: of one sink, since several may share the database."""
-        context = self._opened()
-        return self.path.with_name(f"{self.path.name}.{PREFIX}staged") / context.flow / context.sink
+        return self.path.with_name(f"{self.path.name}.{PREFIX}staged") / self._opened().flow / sink
 
     def _keep_log(self) -> None:
         """Stay connected: the last one to leave puts the log away, and readers that come just then find a lock."""
@@ -209,14 +252,14 @@ class SQLite:
                 path=self.path,
             ) from error
 
-    def _rows(self, pieces: Sequence[Piece], permit: CommitPermit) -> Iterator[list[tuple[Any, ...]]]:
+    def _rows(self, share: Share) -> Iterator[list[tuple[Any, ...]]]:
         """The staged rows in their order, so many at a time as make a batch of Arrow."""
         import pyarrow.parquet as pq
 
-        for index, piece in enumerate(pieces):
-            if index == len(pieces) // 2:
-                crashpoint("sink-commit-half", permit.sink)
-            with pq.ParquetFile(self._staging / piece["path"]) as file:
+        for index, piece in enumerate(share.pieces):
+            if index == len(share.pieces) // 2:
+                crashpoint("sink-commit-half", share.sink)
+            with pq.ParquetFile(self._staging_of(share.sink) / piece["path"]) as file:
                 for batch in file.iter_batches():
                     yield list(tuples_of(batch))
 

@@ -32,11 +32,19 @@ CREATE TABLE IF NOT EXISTS cutline_sinks (
     schema_ipc BLOB NOT NULL,              -- of the rows
     rewound INTEGER NOT NULL DEFAULT 0,    -- highest epoch that a rewind took away: it and all below never come again
     forgotten INTEGER NOT NULL DEFAULT 0,  -- highest epoch of which too little is kept to go back behind it
+    reached INTEGER NOT NULL DEFAULT 0,    -- newest epoch that was committed, with rows or without
     PRIMARY KEY (flow, sink)
 );
 CREATE TABLE IF NOT EXISTS cutline_epochs (
     flow TEXT NOT NULL, sink TEXT NOT NULL, epoch INTEGER NOT NULL,
     digest TEXT NOT NULL,                  -- tells a repeat from another epoch of the same number
+    through INTEGER NOT NULL,              -- its last batch with rows
+    PRIMARY KEY (flow, sink, epoch)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS cutline_prepared (
+    flow TEXT NOT NULL, sink TEXT NOT NULL, epoch INTEGER NOT NULL,
+    life TEXT NOT NULL,                    -- the process that prepared it
+    keep INTEGER NOT NULL, staged TEXT NOT NULL,
     PRIMARY KEY (flow, sink, epoch)
 ) WITHOUT ROWID;
 """
@@ -54,13 +62,23 @@ class Ledger:
     """The ledger of one sink in its database. ``schema``: of the rows."""
 
     def __init__(self, flow: FlowName, sink: SinkId, table: str, shape: Shape, schema: pa.Schema) -> None:
-        self._owner = (flow, sink)
+        self.owner = (flow, sink)
         self._table = table
         self._shape = shape
         self._schema = schema
         self._undo = f"{PREFIX}undo_{table}"
         self._columns = ", ".join(quoted(name) for name in schema.names)
         self._key = ", ".join(quoted(name) for name in shape.key)
+
+    @classmethod
+    def load(cls, db: sqlite3.Connection, flow: FlowName, sink: SinkId) -> Ledger:
+        """Of a sink that has opened this database."""
+        import pyarrow as pa
+
+        query = "SELECT target, shape, schema_ipc FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        table, shape, schema_ipc = db.execute(query, (flow, sink)).fetchone()
+        schema = pa.ipc.read_schema(pa.BufferReader(schema_ipc))
+        return cls(flow, sink, table, msgspec.json.decode(shape, type=Shape), schema)
 
     # ------------------------------------------------------------------ the tables
 
@@ -72,13 +90,13 @@ class Ledger:
             db.execute(statement)
         found = db.execute(
             "SELECT flow, sink, target, shape, schema_ipc FROM cutline_sinks WHERE (flow, sink) = (?, ?) OR target = ?",
-            (*self._owner, self._table),
+            (*self.owner, self._table),
         ).fetchone()
         if found is None:
             self._create(db)
             return
         problems = []
-        if (found[0], found[1]) != self._owner:
+        if (found[0], found[1]) != self.owner:
             problems.append(f"table {self._table} belongs to sink {found[1]} of flow {found[0]}")
         elif found[2].lower() != self._table.lower():
             problems.append(f"this sink has written to table {found[2]} so far")
@@ -91,8 +109,8 @@ class Ledger:
             raise SinkError(
                 f"the rows do not fit the database: {'; '.join(problems)}",
                 next_step="give the sink another table (or the flow or sink the old name)",
-                flow=self._owner[0],
-                sink=self._owner[1],
+                flow=self.owner[0],
+                sink=self.owner[1],
             )
 
     def _create(self, db: sqlite3.Connection) -> None:
@@ -100,7 +118,7 @@ class Ledger:
             raise SinkError(
                 f"there is a table {self._table} already, and no Cutline sink has made it",
                 next_step="name another table, or rename that one",
-                sink=self._owner[1],
+                sink=self.owner[1],
             )
         columns = [
             f"{quoted(field.name)} {declared_type(field.type)}{' NOT NULL' if field.name in self._shape.key else ''}"
@@ -118,7 +136,7 @@ class Ledger:
         db.execute(
             "INSERT INTO cutline_sinks (flow, sink, target, shape, schema_ipc) VALUES (?, ?, ?, ?, ?)",
             (
-                *self._owner,
+                *self.owner,
                 self._table,
                 msgspec.json.encode(self._shape).decode(),
                 self._schema.serialize().to_pybytes(),
@@ -129,16 +147,31 @@ class Ledger:
 
     def published(self, db: sqlite3.Connection) -> Epoch:
         query = "SELECT MAX(epoch) FROM cutline_epochs WHERE (flow, sink) = (?, ?)"
-        return Epoch(db.execute(query, self._owner).fetchone()[0] or NO_EPOCH)
+        return Epoch(db.execute(query, self.owner).fetchone()[0] or NO_EPOCH)
 
     def rewound(self, db: sqlite3.Connection) -> Epoch:
         query = "SELECT rewound FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
-        return Epoch(db.execute(query, self._owner).fetchone()[0])
+        return Epoch(db.execute(query, self.owner).fetchone()[0])
+
+    def reached(self, db: sqlite3.Connection) -> Epoch:
+        query = "SELECT reached FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        return Epoch(db.execute(query, self.owner).fetchone()[0])
+
+    def set_reached(self, db: sqlite3.Connection, epoch: Epoch) -> None:
+        """The epoch is committed, with rows or without; what was prepared up to it is of no use any more."""
+        db.execute("UPDATE cutline_sinks SET reached = ? WHERE (flow, sink) = (?, ?)", (epoch, *self.owner))
+        db.execute("DELETE FROM cutline_prepared WHERE (flow, sink) = (?, ?) AND epoch <= ?", (*self.owner, epoch))
+
+    def through(self, db: sqlite3.Connection) -> int:
+        """The last batch with rows that is published; -1 if there is none."""
+        query = "SELECT through FROM cutline_epochs WHERE (flow, sink) = (?, ?) ORDER BY epoch DESC LIMIT 1"
+        found = db.execute(query, self.owner).fetchone()
+        return int(found[0]) if found is not None else -1
 
     def is_published(self, db: sqlite3.Connection, permit: CommitPermit, digest: str) -> bool:
         """Whether the epoch is there already, and is this one; raises if it must not be published at all."""
         query = "SELECT digest FROM cutline_epochs WHERE (flow, sink, epoch) = (?, ?, ?)"
-        found = db.execute(query, (*self._owner, permit.epoch)).fetchone()
+        found = db.execute(query, (*self.owner, permit.epoch)).fetchone()
         if found is not None and found[0] == digest:
             return True
         newest = self.published(db)
@@ -193,30 +226,33 @@ class Ledger:
             keys,
         )
 
-    def record(self, db: sqlite3.Connection, epoch: Epoch, digest: str, *, keep: int) -> None:
+    def record(self, db: sqlite3.Connection, epoch: Epoch, digest: str, through: int, *, keep: int) -> None:
         """The epoch is published; of all but the last ``keep`` no way back is needed any more."""
-        db.execute("INSERT INTO cutline_epochs VALUES (?, ?, ?, ?)", (*self._owner, epoch, digest))
+        db.execute("INSERT INTO cutline_epochs VALUES (?, ?, ?, ?, ?)", (*self.owner, epoch, digest, through))
         query = "SELECT epoch FROM cutline_epochs WHERE (flow, sink) = (?, ?) ORDER BY epoch DESC LIMIT 1 OFFSET ?"
-        oldest = db.execute(query, (*self._owner, keep)).fetchone()
+        oldest = db.execute(query, (*self.owner, keep)).fetchone()
         if oldest is None:
             return
         # The oldest one that stays is where a rewind can still end, so its own images go too.
-        db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch < ?", (*self._owner, *oldest))
-        db.execute("UPDATE cutline_sinks SET forgotten = ? WHERE (flow, sink) = (?, ?)", (*oldest, *self._owner))
+        db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch < ?", (*self.owner, *oldest))
+        db.execute("UPDATE cutline_sinks SET forgotten = ? WHERE (flow, sink) = (?, ?)", (*oldest, *self.owner))
         if self._has_images():
             db.execute(f"DELETE FROM {quoted(self._undo)} WHERE {EPOCH_COLUMN} <= ?", oldest)
 
     # ------------------------------------------------------------------ back
 
+    def forgotten(self, db: sqlite3.Connection) -> Epoch:
+        query = "SELECT forgotten FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        return Epoch(db.execute(query, self.owner).fetchone()[0])
+
     def rewind(self, db: sqlite3.Connection, epoch: Epoch) -> None:
         """Take away what was published above the epoch. The caller knows that something was."""
-        query = "SELECT forgotten FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
-        (forgotten,) = db.execute(query, self._owner).fetchone()
+        forgotten = self.forgotten(db)
         if epoch < forgotten:
             raise SinkError(
                 f"the sink can go back to epoch {forgotten} at most",
                 next_step="restore to a later checkpoint; a larger rewind_epochs keeps more for the next time",
-                sink=self._owner[1],
+                sink=self.owner[1],
                 epoch=epoch,
             )
         table = quoted(self._table)
@@ -233,9 +269,10 @@ class Ledger:
             db.execute(f"DELETE FROM {table} WHERE {EPOCH_COLUMN} > ?", (epoch,))
         db.execute(
             "UPDATE cutline_sinks SET rewound = MAX(rewound, ?) WHERE (flow, sink) = (?, ?)",
-            (self.published(db), *self._owner),
+            (self.published(db), *self.owner),
         )
-        db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch > ?", (*self._owner, epoch))
+        db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch > ?", (*self.owner, epoch))
+        self.set_reached(db, epoch)
 
     def _has_images(self) -> bool:
         return self._shape.mode == "upsert" and self._shape.rewindable

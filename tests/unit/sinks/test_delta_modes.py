@@ -284,6 +284,19 @@ def test_rewind_brings_replaced_rows_back(tmp_path: Path, options: dict[str, Any
     assert table(tmp_path) == {}
 
 
+def test_what_a_vacuum_has_deleted_cannot_come_back_and_it_says_so(tmp_path: Path) -> None:
+    case = start(tmp_path)
+    case.publish(1, 0, [keyed(FIRST, "a", 1)])
+    case.publish(2, 1, [keyed(FIRST, "a", 2)])
+    case.publish(3, 2, [keyed(FIRST, "b", 3)])
+    DeltaTable(tmp_path / "table").vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+    with pytest.raises(SinkError, match="vacuum"):
+        case.sink.rewind(Epoch(1))
+    assert table(tmp_path) == {(FIRST, "a"): 2, (FIRST, "b"): 3}
+    case.sink.rewind(Epoch(2))
+    assert table(tmp_path) == {(FIRST, "a"): 2}
+
+
 def test_a_zombie_is_fenced_after_a_rewind(tmp_path: Path) -> None:
     case = start(tmp_path)
     case.publish(1, 0, [keyed(FIRST, "a", 1)])

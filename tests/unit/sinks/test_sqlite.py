@@ -184,6 +184,77 @@ def test_several_sinks_and_flows_share_a_database(tmp_path: Path) -> None:
     assert [one["id"] for one in read(tmp_path / "data.sqlite", "others")] == [10]
 
 
+def pair(tmp_path: Path) -> tuple[Case, Case]:
+    return start(tmp_path), start(tmp_path, table="others", name="others-out")
+
+
+def others(tmp_path: Path) -> list[int]:
+    return [one["id"] for one in read(tmp_path / "data.sqlite", "others")]
+
+
+def test_whichever_commits_first_publishes_for_all_of_the_flow(tmp_path: Path) -> None:
+    first, second = pair(tmp_path)
+    for epoch in (1, 2, 3):
+        staged = [case.stage(epoch, rows(epoch)) for case in (first, second)]
+        tokens = [case.sink.prepare(Epoch(epoch), [one]) for case, one in zip((first, second), staged, strict=True)]
+        permits = [case.permit(epoch, [one]) for case, one in zip((first, second), staged, strict=True)]
+        first.sink.commit(permits[0], [staged[0]], tokens[0])
+        assert others(tmp_path) == [*range(1, epoch + 1)]
+        second.sink.commit(permits[1], [staged[1]], tokens[1])
+        assert others(tmp_path) == [*range(1, epoch + 1)]
+        for case, permit in zip((first, second), permits, strict=True):
+            case.previous, case.through = Epoch(epoch), permit.through_batch
+    assert first.sink.published() == second.sink.published() == 3
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_what_was_bound_again_while_an_epoch_was_open_is_published_once(tmp_path: Path) -> None:
+    first, second = pair(tmp_path)
+    mine, theirs = first.stage(1, rows(1)), [second.stage(1, rows(1)), second.stage(2, rows(2))]
+    token = first.sink.prepare(Epoch(1), [mine])
+    second.sink.prepare(Epoch(1), theirs[:1])
+    second.sink.prepare(Epoch(2), theirs)  # nobody knows yet whether epoch 1 will be complete
+    first.sink.commit(first.permit(1, [mine]), [mine], token)
+    assert others(tmp_path) == [1]
+    first.previous, first.through = Epoch(1), first.permit(1, [mine]).through_batch
+    more = first.stage(2, rows(2))
+    first.commit(2, more)
+    assert others(tmp_path) == [1, 2]
+    # Its own permits come late, and find everything done.
+    for epoch, batch in ((1, theirs[0]), (2, theirs[1])):
+        permit = second.permit(epoch, [batch])
+        second.sink.commit(permit, [batch], {})
+        second.previous, second.through = Epoch(epoch), permit.through_batch
+    assert others(tmp_path) == [1, 2]
+
+
+def test_what_another_process_prepared_or_who_is_not_as_far_waits_for_its_own_permit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair(tmp_path)
+    theirs = second.stage(1, rows(1))
+    second.sink.prepare(Epoch(1), [theirs])
+    monkeypatch.setattr("cutline.sinks.sqlite_shares._lives", {})
+    first.publish(1, 1, rows(1))
+    assert others(tmp_path) == []
+    second.sink.prepare(Epoch(2), [theirs])
+    first.publish(2, 2, rows(2))
+    assert others(tmp_path) == [], "it has yet to publish epoch 1"
+    second.commit(1, theirs)
+    assert others(tmp_path) == [1]
+
+
+def test_tables_go_back_together(tmp_path: Path) -> None:
+    first, second = pair(tmp_path)
+    for epoch in (1, 2):
+        first.publish(epoch, epoch, rows(epoch))
+        second.publish(epoch, epoch, rows(epoch))
+    assert first.sink.rewind_group() == second.sink.rewind_group()  # type: ignore[attr-defined]
+    first.sink.rewind_together([(first.sink, Epoch(1)), (second.sink, Epoch(1))])  # type: ignore[attr-defined]
+    assert (sorted(named(tmp_path)), others(tmp_path)) == ([1], [1])
+    assert first.sink.oldest_rewind() == NO_EPOCH  # type: ignore[attr-defined]
+
+
 def test_a_reader_is_not_blocked_and_sees_whole_epochs(tmp_path: Path) -> None:
     case = start(tmp_path)
     seen: list[Counter[int]] = []

@@ -50,6 +50,23 @@ def test_sqlite_survives_torture(tmp_path: Path) -> None:
     assert report.killed >= 50 and report.rollbacks >= 5 and report.states > 20, report
 
 
+def test_tables_of_one_sqlite_database_always_show_the_same_epoch(tmp_path: Path) -> None:
+    def read() -> View:
+        path = tmp_path / "tables" / "data.sqlite"
+        if not path.exists():
+            return {"events": [], "latest": []}
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute("BEGIN")
+            return {name: _rows_in(db, name) for name in ("events", "latest")}
+
+    config = {"folder": str(tmp_path / "tables")}
+    make, folder = f"{__name__}:make_sqlite", tmp_path / "flow"
+    report = torture(
+        make, config, read, folder=folder, seed=6, kills=15, only_newest=True, same_epoch=True, can_rewind=False
+    )
+    assert report.killed >= 30 and report.states > 20, report
+
+
 def test_sqlite_survives_torture_when_it_publishes_at_once(tmp_path: Path) -> None:
     """Beside that, upserts show that batches are never published in another order than they have happened in."""
 
@@ -76,6 +93,10 @@ def _sqlite_rows(path: Path, table: str) -> list[Row]:
         return []
     # It waits only for whoever comes first after a kill, and reads what that one has left in the log.
     with closing(sqlite3.connect(path)) as db:
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
-            return []
-        return db.execute(f"SELECT id, key, value FROM {table}").fetchall()
+        return _rows_in(db, table)
+
+
+def _rows_in(db: sqlite3.Connection, table: str) -> list[Row]:
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+        return []
+    return db.execute(f"SELECT id, key, value FROM {table}").fetchall()

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cutline.sinks.delta import Delta
     from cutline.sinks.parquet import Parquet
+    from cutline.sinks.postgres import Postgres
 
-__all__ = ["Delta", "Parquet"]
+__all__ = ["Delta", "Parquet", "Postgres"]
 
-_HOMES = {"Delta": "cutline.sinks.delta", "Parquet": "cutline.sinks.parquet"}
+_HOMES = {
+    "Delta": "cutline.sinks.delta",
+    "Parquet": "cutline.sinks.parquet",
+    "Postgres": "cutline.sinks.postgres",
+}
 
 
 def __getattr__(name: str) -> object:

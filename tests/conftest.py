@@ -1,4 +1,4 @@
-"""One Spark session and one server of each kind per test process, if a test needs them; everything binds to loopback."""
+"""One Spark session and one of each server per test process, if a test needs them; everything binds to loopback."""
 
 from __future__ import annotations
 

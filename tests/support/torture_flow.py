@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from cutline import durable, wiring
 from cutline.config import build_options
+from cutline.errors import StoreError
 from cutline.flow import Flow
 from cutline.ids import BatchId, Epoch, OperatorId, Position, SinkId
 from cutline.layout import Layout
@@ -37,6 +38,7 @@ FLOW, EVENTS, LATEST = "torture", OperatorId("events"), OperatorId("latest")
 SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.string()), ("value", pa.int64())])
 ROWS_PER_BATCH, KEYS, TASKS = 4, 7, 2
 LONG_SECONDS = 60.0
+_TASK_TRIES, _TASK_PAUSE_SECONDS = 40, 0.1
 
 #: id, key, value
 Row = tuple[int, str, int]
@@ -80,11 +82,20 @@ class _Batch:
         tasks = []
         for partition in range(TASKS):
             rows = self._rows[partition::TASKS]
-            pieces = {sink: self._stage_task(job, sink, partition, rows) for sink in job.stagers}
+            pieces = {sink: self._try_task(job, sink, partition, rows) for sink in job.stagers}
             # The consumer needs the order in which the rows came: the first task writes all of the segment.
             segment = self._segment(job) if partition == 0 and job.segments is not None and self._rows else None
             tasks.append(StagedTask(rows=len(rows), segment=segment, pieces=pieces))
         return tasks
+
+    def _try_task(self, job: StageJob, sink: SinkId, partition: int, rows: list[Row]) -> list[Piece]:
+        """Spark runs a task again that has failed, a few times."""
+        for _ in range(_TASK_TRIES):
+            try:
+                return self._stage_task(job, sink, partition, rows)
+            except StoreError:
+                time.sleep(_TASK_PAUSE_SECONDS)
+        return self._stage_task(job, sink, partition, rows)
 
     def _stage_task(self, job: StageJob, sink: SinkId, partition: int, rows: list[Row]) -> list[Piece]:
         writer = job.stagers[sink].open(

@@ -105,7 +105,11 @@ class Life:
         epochs = flow.epochs()
         flow.stop()
         self._note_epochs()
-        return int(self._random.choice(epochs[-_EPOCHS_BACK - 1 : -1]))
+        # Behind what both sinks have published, or there would be nothing to take back.
+        rows = rows_at_epochs(self._folder)
+        last = rows[epochs[-1]]
+        older = [epoch for epoch in epochs if rows[epoch][0] < last[0] and rows[epoch][1] < last[1]]
+        return int(self._random.choice(older[-_EPOCHS_BACK:]))
 
     def _note_epochs(self) -> None:
         """Write down what readers may see of the checkpoints that are there now: they are not kept for ever."""

@@ -1,8 +1,8 @@
 """A PostgreSQL table, appended to or upserted, with one transaction for each epoch.
 
-Several sinks of a flow on one database are published together. There is no meeting in memory: ``prepare`` writes down in
-the database what the epoch will publish, and whichever sink is first told to publish it does so for all of them, in one
-transaction. Its permit says that the checkpoint exists, and a checkpoint exists for all operators or for none.
+Several sinks of a flow on one database are published together. There is no meeting in memory: ``prepare`` writes down
+in the database what the epoch will publish, and whichever sink is first told to publish it does so for all of them, in
+one transaction. Its permit says that the checkpoint exists, and a checkpoint exists for all operators or for none.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Postgres:
         keep_epochs: int = 100,
         books: str = "cutline",
     ) -> None:
-        """``dsn``: for libpq; what it leaves out (a password, say) comes from the environment. ``table``: may name a schema.
+        """``dsn``: for libpq; what it leaves out comes from the environment. ``table``: may name a schema, too.
 
         ``rewindable``: the table gets a column ``cutline_epoch`` (append), or what rows were before they were replaced
         is kept for the last ``keep_epochs`` epochs (upsert). ``books``: the schema for the sink's own tables.
@@ -88,7 +88,9 @@ class Postgres:
         """Create the table and the books, or check that the table takes such rows and is nobody else's."""
         columns = table_columns(rows_schema(context))
         if unknown := [name for name in self.key if name not in columns]:
-            raise SinkError("the rows have no such key column", next_step=f"use some of: {', '.join(columns)}", column=unknown)
+            raise SinkError(
+                "the rows have no such key column", next_step=f"use some of: {', '.join(columns)}", column=unknown
+            )
         address = Address(self._dsn)
         self._reads, self._writes = Session(address), Session(address)
         self._context = context
@@ -132,9 +134,7 @@ class Postgres:
             rows = load_ledger(connection, self._books, [one.plan.ledger for one in shares], lock=True)
             if is_published(connection, self._books, rows[plan.ledger], permit, share.pieces):
                 return []
-            check_owner(
-                rows[plan.ledger], seen_version=self._seen_version, life=life(), flow=permit.flow, sink=permit.sink
-            )
+            check_owner(rows[plan.ledger], permit.sink, seen_version=self._seen_version, life=life())
             # Another sink that is further on, or was taken back, has its own permit to be judged by.
             shares = [one for one in shares if one is share or _is_due(rows.get(one.plan.ledger), permit.epoch)]
             _pass("sink-commit-begun", shares)
@@ -184,11 +184,11 @@ class Postgres:
                 row = rows[plan.ledger]
                 if row.epoch <= epoch:
                     continue
-                check_owner(row, seen_version=sink._seen_version, life=life(), sink=plan.sink, epoch=epoch)
+                check_owner(row, plan.sink, seen_version=sink._seen_version, life=life())
                 if plan.key and epoch < row.forgotten:
                     raise SinkError(
                         f"what rows were before epoch {row.forgotten} is no longer known",
-                        next_step="restore the flow to a later epoch, or set on_rollback; keep_epochs says how many are kept",
+                        next_step="restore the flow to a later epoch; keep_epochs says how many are kept",
                         sink=plan.sink,
                         epoch=epoch,
                     )
@@ -214,7 +214,9 @@ class Postgres:
             )
         names = [*self.table.split("."), self._books]
         if len(names) > 3 or not all(map(is_usable_name, names)) or '"' in self._books or self._keep_epochs < 1:
-            raise SinkError("table is a name or schema.name; keep_epochs is 1 or more", next_step="correct it", table=self.table)
+            raise SinkError(
+                "table is a name or schema.name; keep_epochs is 1 or more", next_step="correct it", table=self.table
+            )
 
     def _check_rewindable(self) -> None:
         if not self.can_rewind:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -44,8 +44,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 _FIELDS = ("ledger", "epoch", "generation", "highest", "rewound", "forgotten", "version", "life")
 
 
-def load_ledger(connection: Connection, books: str, ledgers: Iterable[int], *, lock: bool = False) -> dict[int, LedgerRow]:
-    """``lock``: nobody else publishes or rewinds these until the transaction ends. In one order, so none waits in a ring."""
+def load_ledger(
+    connection: Connection, books: str, ledgers: Iterable[int], *, lock: bool = False
+) -> dict[int, LedgerRow]:
+    """``lock``: nobody else publishes or rewinds these until the transaction ends. Always in the same order."""
     statement = composed(
         "SELECT {fields} FROM {books}.ledger WHERE ledger = ANY(%s) ORDER BY ledger"
         + (" FOR NO KEY UPDATE" if lock else ""),
@@ -56,19 +58,21 @@ def load_ledger(connection: Connection, books: str, ledgers: Iterable[int], *, l
     return {row[0]: LedgerRow(**dict(zip(_FIELDS, row, strict=True))) for row in rows}
 
 
-def check_owner(row: LedgerRow, *, seen_version: int, life: str, **where: object) -> None:
+def check_owner(row: LedgerRow, sink: str, *, seen_version: int, life: str) -> None:
     """Nobody but this process has changed the ledger since it was opened; whoever has is the one to go on."""
     if row.life != life and row.version != seen_version:
         raise FencedError(
             "another process has published to this table since this one began",
             next_step="stop this process: another one runs the flow. If there is none, start the flow again",
-            **where,
+            sink=sink,
         )
 
 
-def is_published(connection: Connection, books: str, row: LedgerRow, permit: CommitPermit, pieces: Sequence[int]) -> bool:
+def is_published(
+    connection: Connection, books: str, row: LedgerRow, permit: CommitPermit, pieces: Sequence[int]
+) -> bool:
     """Whether the epoch is there already, and is this one; raises if it must not be published at all."""
-    where = {"flow": permit.flow, "sink": permit.sink, "epoch": permit.epoch}
+    where: dict[str, Any] = {"flow": permit.flow, "sink": permit.sink, "epoch": permit.epoch}
     there = composed("SELECT 1 FROM {books}.epochs WHERE ledger = %s AND epoch = %s", books=books)
     if connection.execute(there, (row.ledger, permit.epoch)).fetchone() is not None:
         named = composed("SELECT piece FROM {books}.pieces WHERE ledger = %s AND epoch = %s", books=books)
@@ -103,7 +107,7 @@ def store_prepared(connection: Connection, books: str, share: Share, *, flow: st
 
 
 def load_prepared(connection: Connection, books: str, permit: CommitPermit, life: str) -> list[Share]:
-    """What every sink of the flow on this database will publish with the epoch: its checkpoint exists, for all of them."""
+    """What every sink of the flow on this database publishes with the epoch: its checkpoint exists for all of them."""
     statement = composed(
         "SELECT plan::text, pieces FROM {books}.prepared WHERE flow = %s AND epoch = %s AND life = %s", books=books
     )
@@ -111,9 +115,13 @@ def load_prepared(connection: Connection, books: str, permit: CommitPermit, life
     return [Share(plan=msgspec.json.decode(plan, type=Plan), pieces=pieces) for plan, pieces in rows]
 
 
-def staged_pieces(connection: Connection, books: str, ledger: int, pieces: Sequence[int]) -> dict[int, tuple[int, int | None]]:
+def staged_pieces(
+    connection: Connection, books: str, ledger: int, pieces: Sequence[int]
+) -> dict[int, tuple[int, int | None]]:
     """Of these pieces those that are there: piece → its rows, and the epoch that has published it."""
-    statement = composed("SELECT piece, rows, epoch FROM {books}.pieces WHERE ledger = %s AND piece = ANY(%s)", books=books)
+    statement = composed(
+        "SELECT piece, rows, epoch FROM {books}.pieces WHERE ledger = %s AND piece = ANY(%s)", books=books
+    )
     return {piece: (rows, epoch) for piece, rows, epoch in connection.execute(statement, (ledger, list(pieces)))}
 
 
@@ -130,7 +138,9 @@ def check_there(connection: Connection, books: str, share: Share, *, hint: str) 
 
 def delete_pieces(connection: Connection, books: str, ledger: int, pieces: Sequence[int]) -> None:
     """Throw away staged rows and the pieces that name them. What is published has no such rows any more."""
-    delete = composed("DELETE FROM {books}.{staged} WHERE cutline_piece = ANY(%s)", books=books, staged=f"staged_{ledger}")
+    delete = composed(
+        "DELETE FROM {books}.{staged} WHERE cutline_piece = ANY(%s)", books=books, staged=f"staged_{ledger}"
+    )
     connection.execute(delete, (list(pieces),))
     delete = composed("DELETE FROM {books}.pieces WHERE ledger = %s AND piece = ANY(%s) AND epoch IS NULL", books=books)
     connection.execute(delete, (ledger, list(pieces)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import threading
@@ -33,8 +32,8 @@ _LOCK_TIMEOUT_MS = 30_000
 
 #: How often a step is tried when others stand in its way or the connection is lost, before the coordinator hears of it.
 MOST_TRIES = 5
-#: psycopg's number for REPEATABLE READ. Who changes in between what was read makes the transaction fail.
-_STEADY = 3
+#: Class of the errors that say "somebody was in the way, try again".
+_ROLLED_BACK = "40"
 
 T = TypeVar("T")
 
@@ -79,7 +78,11 @@ class Address:
         self._parameters = connection_parameters(dsn)
 
     def __repr__(self) -> str:
-        shown = [f"{name}={self._parameters[name]}" for name in ("service", "host", "port", "dbname") if name in self._parameters]
+        shown = [
+            f"{name}={self._parameters[name]}"
+            for name in ("service", "host", "port", "dbname")
+            if name in self._parameters
+        ]
         return " ".join(shown) or "the database that the environment names"
 
     def connect(self) -> Connection:
@@ -129,9 +132,10 @@ class Session:
 
         The step must find out by itself what an earlier try has done: a COMMIT whose answer was lost may have counted.
         A try that is still under way on a lost connection holds its locks, so the next one waits for it.
-        ``is_steady``: what the step reads first does not change before it ends.
+        ``is_steady``: who changes meanwhile what the step has read makes it fail, and it is tried again.
         """
         import psycopg
+        from psycopg import IsolationLevel
 
         failure: psycopg.Error | None = None
         #: Whether a COMMIT was sent that nobody has answered.
@@ -146,7 +150,7 @@ class Session:
                     raise
                 is_committing = False
                 try:
-                    connection.isolation_level = _STEADY if is_steady else None
+                    connection.isolation_level = IsolationLevel.REPEATABLE_READ if is_steady else None
                     result = step(connection)
                     is_committing = True
                     connection.commit()
@@ -155,7 +159,7 @@ class Session:
                     is_open = is_open or (is_committing and is_lost)
                     self._give_up(connection)
                     failure = error
-                    if not is_lost and not isinstance(error, psycopg.errors.TransactionRollback):
+                    if not is_lost and not (error.sqlstate or "").startswith(_ROLLED_BACK):
                         break  # the server lives and says no: a lock that somebody holds, a full disk
                 except psycopg.Error as error:
                     self._give_up(connection)

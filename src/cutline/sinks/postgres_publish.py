@@ -1,4 +1,4 @@
-"""Moving rows between staging and the user's table. All of it happens inside a transaction that somebody else commits."""
+"""Moving rows between staging and the user's table, always inside a transaction that somebody else commits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from cutline.sinks.postgres_books import LedgerRow, Share, check_there, delete_p
 from cutline.sinks.postgres_tables import EPOCH_COLUMN, Plan, composed
 
 if TYPE_CHECKING:
+    from psycopg import sql
+
     from cutline.sinks.postgres_connection import Connection
 
 _GONE_HINT = "who deletes in the books? Restore the flow to an older checkpoint and rewind the sink to it"
@@ -79,21 +81,14 @@ class Publication:
         )
 
     def _upsert(self, pieces: list[int], epoch: Epoch) -> int:
-        plan = self._plan
-        if plan.is_rewindable:
-            others = tuple(name for name in plan.columns if name not in plan.key)
-            match = " AND ".join(f"t.{{key_{number}}} = n.{{key_{number}}}" for number in range(len(plan.key)))
-            kept = "".join(f", n.{{key_{number}}}" for number in range(len(plan.key)))
-            kept += "".join(f", t.{{other_{number}}}" for number in range(len(others)))
+        if self._plan.is_rewindable:
             self._run(
-                "INSERT INTO {books}.{before} (cutline_epoch, cutline_existed, {keys}" + (", {others}" if others else "")
-                + ") SELECT %(epoch)s, t.{key_0} IS NOT NULL" + kept
-                + " FROM (" + _NEWEST + ") n LEFT JOIN {schema}.{table} t ON " + match,
-                {f"key_{number}": name for number, name in enumerate(plan.key)}
-                | {f"other_{number}": name for number, name in enumerate(others)},
+                "INSERT INTO {books}.{before} (cutline_epoch, cutline_existed, {keys_and_others})"
+                " SELECT %(epoch)s, t.{first_key} IS NOT NULL, {new_keys_and_old_others}"
+                " FROM (" + _NEWEST + ") n LEFT JOIN {schema}.{table} t ON {same_key}",
                 pieces=pieces,
                 epoch=epoch,
-            )  # fmt: skip
+            )
         self._run(
             "INSERT INTO {schema}.{table} ({columns}) SELECT {columns} FROM (" + _NEWEST + ") n " + self._on_conflict(),
             pieces=pieces,
@@ -151,7 +146,9 @@ class Publication:
         else:
             self._run("DELETE FROM {schema}.{table} WHERE {epoch_column} > %(epoch)s", epoch=epoch)
         for table in ("epochs", "pieces", "prepared"):
-            self._run(f"DELETE FROM {{books}}.{table} WHERE ledger = %(l)s AND epoch > %(epoch)s", l=ledger, epoch=epoch)
+            self._run(
+                f"DELETE FROM {{books}}.{table} WHERE ledger = %(l)s AND epoch > %(epoch)s", l=ledger, epoch=epoch
+            )
         self._run(
             "UPDATE {books}.ledger SET epoch = %(now)s, rewound = %(rewound)s, version = version + 1, life = %(life)s"
             " WHERE ledger = %(l)s",
@@ -162,29 +159,19 @@ class Publication:
         )
 
     def _put_back(self, epoch: Epoch) -> None:
-        plan = self._plan
-        match = " AND ".join(f"t.{{key_{number}}} = o.{{key_{number}}}" for number in range(len(plan.key)))
-        keys = {f"key_{number}": name for number, name in enumerate(plan.key)}
         self._run(
-            "DELETE FROM {schema}.{table} t USING (" + _OLDEST + ") o WHERE NOT o.cutline_existed AND " + match,
-            keys,
+            "DELETE FROM {schema}.{table} t USING (" + _OLDEST + ") n WHERE NOT n.cutline_existed AND {same_key}",
             epoch=epoch,
         )
-        self._run(
-            "INSERT INTO {schema}.{table} ({columns}) SELECT {columns} FROM (" + _OLDEST + ") o WHERE o.cutline_existed "
-            + self._on_conflict(),
-            epoch=epoch,
-        )  # fmt: skip
+        back = "INSERT INTO {schema}.{table} ({columns}) SELECT {columns} FROM (" + _OLDEST + ") n"
+        self._run(back + " WHERE n.cutline_existed " + self._on_conflict(), epoch=epoch)
         self._run("DELETE FROM {books}.{before} WHERE cutline_epoch > %(epoch)s", epoch=epoch)
 
     # ------------------------------------------------------------------
 
-    def _run(self, text: str, names: dict[str, str] | None = None, **values: object) -> int:
+    def _run(self, text: str, **values: object) -> int:
         """Run a statement with the names of this sink's tables in it; how many rows it has changed."""
-        from psycopg import sql
-
         plan = self._plan
-        others = tuple(name for name in plan.columns if name not in plan.key)
         statement = composed(
             text,
             books=self._books,
@@ -194,10 +181,26 @@ class Publication:
             table=plan.target[1],
             columns=plan.columns,
             keys=plan.key,
-            others=others,
-            excluded=sql.SQL(", ").join(sql.SQL("EXCLUDED.") + sql.Identifier(name) for name in others),
             epoch_column=EPOCH_COLUMN,
-            **(names or {}),
+            **(self._key_parts() if plan.key else {}),
         )
         return self._connection.execute(statement, values).rowcount
 
+    def _key_parts(self) -> dict[str, sql.Composable]:
+        """Parts of statements in which ``t`` is the table and ``n`` what it is compared with."""
+        from psycopg import sql
+
+        def listed(*columns: tuple[str, str]) -> sql.Composable:
+            return sql.SQL(", ").join(sql.Identifier(*column) for column in columns)
+
+        keys, names = self._plan.key, self._plan.columns
+        others = [name for name in names if name not in keys]
+        equal = [sql.SQL("{} = {}").format(sql.Identifier("t", key), sql.Identifier("n", key)) for key in keys]
+        return {
+            "first_key": sql.Identifier(keys[0]),
+            "same_key": sql.SQL(" AND ").join(equal),
+            "keys_and_others": sql.SQL(", ").join(map(sql.Identifier, [*keys, *others])),
+            "new_keys_and_old_others": listed(*(("n", key) for key in keys), *(("t", name) for name in others)),
+            "others": sql.SQL(", ").join(map(sql.Identifier, others)),
+            "excluded": sql.SQL(", ").join(sql.SQL("EXCLUDED.") + sql.Identifier(name) for name in others),
+        }

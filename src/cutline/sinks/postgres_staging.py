@@ -68,9 +68,7 @@ class PostgresWriter:
             return []
         with self._clear_errors():
             self._transfer.commit(self._attempt, self._rows)
-        return [
-            {"piece": self._transfer.piece, "rows": self._rows, "size_bytes": self._size_bytes, "name": self._name}
-        ]
+        return [{"piece": self._transfer.piece, "rows": self._rows, "size_bytes": self._size_bytes, "name": self._name}]
 
     @contextlib.contextmanager
     def _clear_errors(self) -> Iterator[None]:

@@ -89,7 +89,7 @@ def composed(text: str, **parts: str | tuple[str, ...] | sql.Composable) -> sql.
             return sql.SQL(", ").join(map(sql.Identifier, part))
         return sql.Identifier(part) if isinstance(part, str) else part
 
-    return sql.SQL(text).format(**{key: name(part) for key, part in parts.items()})  # type: ignore[arg-type]
+    return sql.SQL(text).format(**{key: name(part) for key, part in parts.items()})
 
 
 def open_books(connection: Connection, books: str) -> None:
@@ -212,7 +212,9 @@ def fit_problems(
         if name not in wanted and column.is_required and not (column.has_default or column.is_generated)
     ]
     if key:
-        problems += [f"the key column {name} may be null" for name in key if name in found and not found[name].is_required]
+        problems += [
+            f"the key column {name} may be null" for name in key if name in found and not found[name].is_required
+        ]
         if not problems and not _has_unique_index(connection, table, key):
             problems.append(f"it has no unique index on exactly ({', '.join(key)})")
     return problems
@@ -230,7 +232,9 @@ def _has_unique_index(connection: Connection, table: tuple[str, str], key: Seque
     return any(set(columns) == set(key) for (columns,) in rows)
 
 
-def align_side_table(connection: Connection, table: tuple[str, str], own: dict[str, str], like: dict[str, Column]) -> None:
+def align_side_table(
+    connection: Connection, table: tuple[str, str], own: dict[str, str], like: dict[str, Column]
+) -> None:
     """Create a side table with columns of its own and those of the rows, or bring one that is there up to date.
 
     Its columns have the types of the sink's table: what does not fit fails where it is staged, not where it is
@@ -267,7 +271,7 @@ def typed(kind: str) -> sql.SQL:
     """A type's name, as this module or PostgreSQL itself wrote it."""
     from psycopg import sql
 
-    return sql.SQL(kind)  # type: ignore[arg-type]
+    return sql.SQL(kind)
 
 
 def one(row: tuple[Any, ...] | None) -> tuple[Any, ...]:

@@ -34,7 +34,7 @@ def table_columns(schema: pa.Schema) -> dict[str, str]:
     for name in schema.names:
         if not is_usable_name(name) or name.startswith(_OWN_PREFIX):
             raise SinkError(
-                f"a column cannot be named so: 1 to {_LONGEST_NAME_BYTES} bytes, no %, not beginning with {_OWN_PREFIX}",
+                f"a column's name has 1 to {_LONGEST_NAME_BYTES} bytes, no %, and does not begin with {_OWN_PREFIX}",
                 next_step="rename the column in the flow",
                 column=name,
             )
@@ -126,7 +126,9 @@ def _texts(column: pa.Array) -> pa.Array:
         return _texts(column.dictionary_decode())
     if is_.is_nested(kind):
         encoder = msgspec.json.Encoder(decimal_format="number")
-        values = [None if value is None else encoder.encode(plain(value, kind)).decode() for value in column.to_pylist()]
+        values = [
+            None if value is None else encoder.encode(plain(value, kind)).decode() for value in column.to_pylist()
+        ]
         return _escaped(pa.array(values, text))
     if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
         # Two: the first is COPY's escape for the second.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
@@ -23,7 +22,7 @@ class PostgresConformance(SinkConformance):
     """One database for the class; every folder that the suite asks for is a schema in it."""
 
     rewind_crash_points = ("sink-rewind-half",)
-    options: dict[str, Any] = {}
+    options: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture(autouse=True)
     def _database(self, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,13 +53,13 @@ def decoded(row: Row) -> Row:
 
 
 class TestAppend(PostgresConformance):
-    options = {}
+    options: ClassVar = {}
 
 
 class TestUpsert(PostgresConformance):
-    options = {"mode": "upsert", "key": ["id"]}
+    options: ClassVar = {"mode": "upsert", "key": ["id"]}
 
 
 class TestAppendForGood(PostgresConformance):
-    options = {"rewindable": False}
+    options: ClassVar = {"rewindable": False}
     can_be_shared = True

@@ -89,22 +89,24 @@ class Address:
         """A new connection, or NotDone."""
         import psycopg
 
+        connection: Connection | None = None
         try:
-            connection = psycopg.connect(**self._parameters)  # type: ignore[arg-type]
+            connection = psycopg.connect(**self._parameters, autocommit=True)  # type: ignore[arg-type]
+            connection.execute("SELECT set_config('lock_timeout', %s, false)", (str(_LOCK_TIMEOUT_MS),))
+            # A role may be set to forget on a crash what it was told was stored. Stricter settings stay.
+            connection.execute(
+                "SELECT set_config('synchronous_commit', 'on', false)"
+                " WHERE current_setting('synchronous_commit') = 'off'"
+            )
+            connection.autocommit = False
         except psycopg.Error as error:
+            if connection is not None:
+                connection.close()
             raise NotDone(
                 f"PostgreSQL cannot be reached: {self.told(error)}",
                 next_step="see whether the server runs and lets this user in; it is tried again",
                 database=self,
             ) from None
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('lock_timeout', %s, false)", (str(_LOCK_TIMEOUT_MS),))
-            # A role may be set to forget on a crash what it was told was stored. Stricter settings stay.
-            cursor.execute(
-                "SELECT set_config('synchronous_commit', 'on', false)"
-                " WHERE current_setting('synchronous_commit') = 'off'"
-            )
-        connection.commit()
         return connection
 
     def told(self, error: BaseException) -> str:

@@ -55,7 +55,6 @@ def test_a_commit_whose_answer_is_lost_is_found_in_the_ledger(postgres_server: P
     with cut_proxy(postgres_server.port) as proxy:
         case = start(dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/"))
         staged = case.stage(0, rows(1, 2), rows(3))
-        proxy.cut_answers = 0
         token = case.sink.prepare(Epoch(1), [staged])
         permit = case.permit(1, [staged])
         proxy.cut_answers = 1
@@ -71,9 +70,10 @@ def test_a_lost_answer_that_cannot_be_asked_for_again_says_so(postgres_server: P
     dsn = postgres_server.fresh_database()
     with cut_proxy(postgres_server.port) as proxy:
         case = start(dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/"))
-        staged = case.stage(0, rows(1, 2))
-        token = case.sink.prepare(Epoch(1), [staged])
-        permit = case.permit(1, [staged])
+        case.publish(1, 0, rows(1))
+        staged = case.stage(1, rows(2))
+        token = case.sink.prepare(Epoch(2), [staged])
+        permit = case.permit(2, [staged])
         proxy.cut_answers, proxy.is_shut = 1, True  # lines that are open stay open
         with pytest.raises(OutcomeUnknown) as caught:
             case.sink.commit(permit, [staged], token)

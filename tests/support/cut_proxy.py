@@ -12,7 +12,7 @@ _COMMIT = b"COMMIT\x00"
 
 
 class CutProxy:
-    """Passes everything on. ``cut_answers`` more answers to a COMMIT are held back for good, with the line cut after."""
+    """Passes everything on. Of the next ``cut_answers`` COMMITs nobody hears the answer: the line is cut instead."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port

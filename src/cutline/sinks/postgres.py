@@ -63,7 +63,7 @@ class Postgres:
         key: Sequence[str] = (),
         rewindable: bool = True,
         keep_epochs: int = 100,
-        books: str = "cutline",
+        books: str = "cutline_books",
     ) -> None:
         """``dsn``: for libpq; what it leaves out comes from the environment. ``table``: may name a schema, too.
 
@@ -238,8 +238,13 @@ class Postgres:
         if find_table(connection, self.table) is None:
             create_table(connection, self.table, columns, self.key, has_epoch=has_epoch)
         target = find_table(connection, self.table)
-        if target is None:
-            raise SinkError("the table is created and not found", next_step="name its schema too", table=self.table)
+        # A user of the same name as a schema looks there first for every table.
+        if target is None or target[0] == self._books:
+            raise SinkError(
+                f"the name means a table in {self._books}, where the sink keeps its books, or none at all",
+                next_step="name the table's schema too, as in public.totals",
+                table=self.table,
+            )
         if problems := fit_problems(connection, target, columns, self.key, has_epoch=has_epoch):
             raise SinkError(
                 f"the table does not take these rows: {'; '.join(problems)}",

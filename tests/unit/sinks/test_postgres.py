@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -140,7 +141,7 @@ def test_what_only_old_epochs_need_is_let_go_of(dsn: str) -> None:
     assert isinstance(case.sink, Postgres)
     assert case.sink.oldest_rewind() == 5
     for table in ("epochs", "pieces", "before_1"):
-        assert query(dsn, f"SELECT count(*) FROM cutline.{table}") == [(3,)]
+        assert query(dsn, f"SELECT count(*) FROM cutline_books.{table}") == [(3,)]
     with pytest.raises(SinkError, match="before epoch 5"):
         case.sink.rewind(Epoch(4))
     case.sink.rewind(Epoch(5))
@@ -154,9 +155,9 @@ def test_nothing_staged_is_left_behind(dsn: str) -> None:
     case.publish(1, 0, rows(1, 2))
     late = case.stage(1, rows(3))
     case.sink.abort([late])
-    assert query(dsn, "SELECT count(*) FROM cutline.staged_1") == [(0,)]
-    assert query(dsn, "SELECT count(*) FROM cutline.prepared") == [(0,)]
-    assert query(dsn, "SELECT count(*) FROM cutline.pieces WHERE epoch IS NULL") == [(0,)]
+    assert query(dsn, "SELECT count(*) FROM cutline_books.staged_1") == [(0,)]
+    assert query(dsn, "SELECT count(*) FROM cutline_books.prepared") == [(0,)]
+    assert query(dsn, "SELECT count(*) FROM cutline_books.pieces WHERE epoch IS NULL") == [(0,)]
 
 
 def test_text_that_copy_could_misread_comes_back(dsn: str) -> None:
@@ -212,7 +213,7 @@ def test_rows_that_do_not_fit_fail_where_they_are_staged(dsn: str) -> None:
     for bad, complaint in (({"key": None, "value": 1}, "key"), ({"key": "a\x00b", "value": 1}, "0x00")):
         with pytest.raises(SinkError, match=complaint):
             case.stage(0, [bad])
-    assert query(dsn, "SELECT count(*) FROM cutline.staged_1") == [(0,)]
+    assert query(dsn, "SELECT count(*) FROM cutline_books.staged_1") == [(0,)]
 
 
 def test_strange_arguments_and_types_are_refused(dsn: str) -> None:
@@ -227,6 +228,20 @@ def test_strange_arguments_and_types_are_refused(dsn: str) -> None:
     for field in (("cutline_row", pa.int64()), ("50%", pa.int64()), ("when", pa.time64("us"))):
         with pytest.raises(SinkError):
             start(dsn, schema=pa.schema([field]))
+
+
+def test_the_books_are_no_place_for_other_tables(dsn: str) -> None:
+    for table in ("ledger", "new"):
+        with pytest.raises(SinkError, match="where the sink keeps its books"):
+            start(dsn, table, books="cutline")  # the name of the user, so it is where unqualified names lead
+    start(dsn, "public.ledger", books="cutline").publish(1, 0, rows(1))
+    assert query(dsn, "SELECT id FROM public.ledger") == [(1,)]
+
+
+def test_without_psycopg_it_says_what_to_install(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(SinkError, match=r"pip install 'cutline\[postgres\]'"):
+        start(dsn)
 
 
 def test_the_password_is_nowhere_to_be_seen(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +275,7 @@ def two(dsn: str) -> tuple[Case, Case]:
 
 
 def counts(dsn: str) -> tuple[int, int]:
-    return tuple(query(dsn, "SELECT (SELECT count(*) FROM a), (SELECT count(*) FROM b)")[0])  # type: ignore[return-value]
+    return tuple(query(dsn, "SELECT (SELECT count(*) FROM a), (SELECT count(*) FROM b)")[0])
 
 
 def test_whoever_comes_first_publishes_for_all(dsn: str) -> None:

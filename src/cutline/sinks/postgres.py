@@ -165,8 +165,8 @@ class Postgres:
         return Epoch(max(row.highest, row.rewound, NO_EPOCH))
 
     def oldest_rewind(self) -> Epoch:
-        """The oldest epoch that ``rewind`` reaches: what rows were before it is not kept (upsert)."""
-        return Epoch(self._load().forgotten) if self.key else NO_EPOCH
+        """The oldest epoch that ``rewind`` reaches: what rows were before it is not known any more, or never was."""
+        return Epoch(self._load().reach)
 
     def rewind(self, epoch: Epoch) -> None:
         """Rows and published epoch go back in one transaction."""
@@ -185,9 +185,9 @@ class Postgres:
                 if row.epoch <= epoch:
                     continue
                 check_owner(row, plan.sink, seen_version=sink._seen_version, life=life())
-                if plan.key and epoch < row.forgotten:
+                if epoch < row.reach:
                     raise SinkError(
-                        f"what rows were before epoch {row.forgotten} is no longer known",
+                        f"what rows were before epoch {row.reach} is not known",
                         next_step="restore the flow to a later epoch; keep_epochs says how many are kept",
                         sink=plan.sink,
                         epoch=epoch,

@@ -29,6 +29,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     rewound: int
     #: Epochs up to this one are no longer listed.
     forgotten: int
+    #: The oldest epoch that the table can be taken back to.
+    reach: int
     #: Grows with every change, and who has made the last one.
     version: int
     life: str
@@ -41,7 +43,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     pieces: list[int]
 
 
-_FIELDS = ("ledger", "epoch", "generation", "highest", "rewound", "forgotten", "version", "life")
+_FIELDS = ("ledger", "epoch", "generation", "highest", "rewound", "forgotten", "reach", "version", "life")
 
 
 def load_ledger(

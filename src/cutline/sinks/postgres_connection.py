@@ -185,7 +185,7 @@ class Session:
         ) from None
 
     def _usable(self) -> Connection:
-        if self._held and (self._held[0].closed or not _answers(self._held[0])):
+        if self._held and self._held[0].closed:
             _close(self._held)
         if not self._held:
             self._held.append(self.address.connect())
@@ -202,18 +202,6 @@ class Session:
     def close(self) -> None:
         with self._lock:
             _close(self._held)
-
-
-def _answers(connection: Connection) -> bool:
-    """Whether a connection that was idle is still there: a server that was restarted has forgotten it."""
-    import psycopg
-
-    try:
-        connection.execute("SELECT 1")
-        connection.rollback()
-    except psycopg.Error:
-        return False
-    return True
 
 
 def _close(held: list[Connection]) -> None:

@@ -135,6 +135,9 @@ class Publication:
         self._run("UPDATE {books}.ledger SET forgotten = %(e)s WHERE ledger = %(l)s", l=ledger, e=row[0])
         if self._plan.key and self._plan.is_rewindable:
             self._run("DELETE FROM {books}.{before} WHERE cutline_epoch <= %(e)s", e=row[0])
+            self._run(
+                "UPDATE {books}.ledger SET reach = greatest(reach, %(e)s) WHERE ledger = %(l)s", l=ledger, e=row[0]
+            )
 
     # ------------------------------------------------------------------ back
 

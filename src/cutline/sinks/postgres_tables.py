@@ -36,7 +36,8 @@ _BOOKS = (
     " ledger bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
     " flow text NOT NULL, sink text NOT NULL, target text NOT NULL, is_exclusive boolean NOT NULL,"
     " epoch bigint NOT NULL DEFAULT 0, generation bigint NOT NULL DEFAULT 0,"
-    " highest bigint NOT NULL DEFAULT 0, rewound bigint NOT NULL DEFAULT 0, forgotten bigint NOT NULL DEFAULT 0,"
+    " highest bigint NOT NULL DEFAULT 0, rewound bigint NOT NULL DEFAULT 0,"
+    " forgotten bigint NOT NULL DEFAULT 0, reach bigint NOT NULL DEFAULT 0,"
     " version bigint NOT NULL DEFAULT 0, life text NOT NULL DEFAULT '',"
     " UNIQUE (flow, sink, target))",
     "CREATE SEQUENCE IF NOT EXISTS {books}.piece_numbers",
@@ -130,7 +131,9 @@ def enter_ledger(
         )
     entered = composed(
         "INSERT INTO {books}.ledger (flow, sink, target, is_exclusive) VALUES (%s, %s, %s, %s)"
-        " ON CONFLICT (flow, sink, target) DO UPDATE SET is_exclusive = EXCLUDED.is_exclusive RETURNING ledger",
+        " ON CONFLICT (flow, sink, target) DO UPDATE SET is_exclusive = EXCLUDED.is_exclusive,"
+        # What was published while rows could not be taken back cannot be taken back later either.
+        " reach = CASE WHEN ledger.is_exclusive THEN ledger.reach ELSE ledger.epoch END RETURNING ledger.ledger",
         books=books,
     )
     return int(one(connection.execute(entered, (flow, sink, name, is_exclusive)).fetchone())[0])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,12 +15,13 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cutline.errors import CutlineError, SinkError
+from cutline.errors import CutlineError, RecoveryError, SinkError
 from cutline.ids import Epoch, SinkId
 from cutline.service.settling import rewind_all
 from cutline.sinks import Postgres, postgres_connection
 from cutline.testing.postgres_server import PASSWORD, PostgresServer
 from cutline.testing.sink_conformance import SIMPLE, Case, Row, SinkConformance, rows
+from tests.support.torture_flow import EVENTS, TortureFlow
 
 #: How the process that is killed in the middle of a commit finds the server.
 SERVER = "CUTLINE_TEST_POSTGRES"
@@ -149,6 +151,48 @@ def test_what_only_old_epochs_need_is_let_go_of(dsn: str) -> None:
     assert case.sink.published() == 5
 
 
+def test_what_was_published_for_good_stays_when_later_epochs_can_be_taken_back(dsn: str) -> None:
+    case = start(dsn, schema=KEYED, mode="upsert", key=["key"], rewindable=False)
+    for epoch in (1, 2):
+        case.publish(epoch, epoch, pairs(a=epoch))
+    case.open(Postgres(dsn, "out", mode="upsert", key=["key"]))
+    case.publish(3, 3, pairs(a=3))
+    assert isinstance(case.sink, Postgres)
+    assert case.sink.oldest_rewind() == 2
+    with pytest.raises(SinkError, match="before epoch 2"):
+        case.sink.rewind(Epoch(1))
+    case.sink.rewind(Epoch(2))
+    assert query(dsn, "SELECT * FROM out") == [("a", 2)]
+
+
+def test_a_flow_is_not_taken_back_further_than_its_sinks_can_be(dsn: str, tmp_path: Path) -> None:
+    def open_flow(restore_to: int | None = None) -> TortureFlow:
+        sinks = {
+            "events": Postgres(dsn, "events"),
+            "latest": Postgres(dsn, "latest", mode="upsert", key=["key"], keep_epochs=2),
+        }
+        return TortureFlow(tmp_path, sinks, only_newest=True, restore_to=restore_to)
+
+    def rows_now() -> list[tuple[Any, ...]]:
+        return query(dsn, "SELECT (SELECT count(*) FROM events), (SELECT max(id) + 1 FROM latest)")
+
+    flow = open_flow()
+    for _ in range(5):
+        flow.step(EVENTS)
+        flow.drain()
+    epochs = flow.epochs()
+    flow.stop()
+    with pytest.raises(RecoveryError, match=f"behind epoch {epochs[2]}"):
+        open_flow(restore_to=epochs[1])
+    assert rows_now() == [(20, 20)]
+    flow = open_flow(restore_to=epochs[2])
+    assert rows_now() == [(12, 12)]
+    flow.step(EVENTS)
+    flow.drain()
+    flow.stop()
+    assert rows_now() == [(16, 16)]
+
+
 def test_nothing_staged_is_left_behind(dsn: str) -> None:
     case = start(dsn)
     case.stage(0, rows(1))  # an attempt that nobody has named
@@ -165,6 +209,20 @@ def test_text_that_copy_could_misread_comes_back(dsn: str) -> None:
     case = start(dsn)
     case.publish(1, 0, [{"id": number, "name": text} for number, text in enumerate(texts)])
     assert [name for (name,) in query(dsn, "SELECT name FROM out ORDER BY id")] == texts
+
+
+def test_nested_values_become_json(dsn: str) -> None:
+    inner = pa.struct([("raw", pa.binary()), ("at", pa.date32()), ("price", pa.decimal128(30, 9)), ("f", pa.float64())])
+    schema = pa.schema([("id", pa.int64()), ("inner", inner), ("days", pa.map_(pa.date32(), pa.list_(inner)))])
+    price, day = Decimal("123456789012345678901.000000001"), date(2024, 2, 29)
+    value = {"raw": b"\x00\xff", "at": day, "price": price, "f": math.nan}
+    start(dsn, schema=schema).publish(1, 0, [{"id": 1, "inner": value, "days": [(day, [value, None])]}])
+    found = query(
+        dsn,
+        """SELECT "inner"->>'raw', ("inner"->>'at')::date, ("inner"->'price')::numeric,
+                                 "inner"->'f', days->'2024-02-29'->1, days->'2024-02-29'->0 = "inner" FROM out""",
+    )
+    assert found == [("AP8=", day, price, None, None, True)]
 
 
 def test_numbers_at_the_edge_come_back(dsn: str) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from cutline.service.running import RunningFlow
 
-ROWS = 6_000
+ROWS = 3_000
 #: Everything that is in the one table is counted in the other.
 AGREE = """
     SELECT (SELECT count(*) FROM ledger), (SELECT coalesce(sum(amount), 0) FROM ledger),

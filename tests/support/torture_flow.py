@@ -46,7 +46,8 @@ Row = tuple[int, str, int]
 
 def all_rows(count: int) -> list[Row]:
     """The first rows that ``events`` emits, in order."""
-    return [(number, f"k{number * 5 % KEYS}", number * 37 % 101) for number in range(count)]
+    # Keys are seen again and again, and new ones come up all the time.
+    return [(number, f"k{number * 5 % (KEYS + number // KEYS)}", number * 37 % 101) for number in range(count)]
 
 
 def with_totals(count: int) -> list[Row]:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import pandas as pd
+import psycopg
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
@@ -40,6 +41,8 @@ from cutline.spark.plan import schema_message
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from cutline.testing.postgres_server import PostgresServer
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -343,6 +346,41 @@ def test_own_sink(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Monke
 
 def _feed(tmp_path: Path, parts: list[Rows], part: int) -> None:
     put_json(tmp_path / "input", part, parts[part])
+
+
+@pytest.mark.spark
+def test_to_postgres(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServer
+) -> None:
+    rng, dsn = random.Random(4), postgres_server.fresh_database()
+    payments: list[Rows] = [
+        [
+            {
+                "payment_id": f"{part}-{number}",
+                "merchant": f"shop-{rng.randrange(7)}",
+                "cents": rng.randrange(1, 10_000),
+                "paid_at": MIDNIGHT + timedelta(minutes=number),
+            }
+            for number in range(120)
+        ]
+        for part in range(3)
+    ]
+    build: Callable[[Path, Any], Any] = example("to_postgres", tmp_path, monkeypatch)
+    run_with_lost_live_state(
+        spark,
+        tmp_path,
+        lambda input_dir, _: build(input_dir, dsn),
+        lambda part: put_json(tmp_path / "input", part, payments[part]),
+    )
+
+    truth = [tuple(row.values()) for part in payments for row in part]
+    frame = pd.DataFrame(truth, columns=["payment_id", "merchant", "cents", "paid_at"])
+    totals = frame.groupby("merchant")["cents"].agg(["count", "sum"]).itertuples()
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT payment_id, merchant, cents, paid_at FROM payments").fetchall()
+        assert sorted(found) == sorted(truth)
+        found = connection.execute("SELECT merchant, payments, cents FROM merchant_totals").fetchall()
+        assert sorted(found) == sorted((merchant, int(count), int(cents)) for merchant, count, cents in totals)
 
 
 @pytest.mark.spark

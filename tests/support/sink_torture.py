@@ -285,8 +285,7 @@ def torture(
                 run.live(life, chance.randrange(1 << 30))
             run.live(Life(rollback=False), chance.randrange(1 << 30), more=5)
         _check_end(reader, run)
-        if settings.get("publish") != "at_once":  # then every batch is a state of its own
-            run.check_states(same_epoch=same_epoch)
+        run.check_states(same_epoch=same_epoch)
     finally:
         worker.close()
     report = run.report

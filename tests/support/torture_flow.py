@@ -46,7 +46,8 @@ Row = tuple[int, str, int]
 
 def all_rows(count: int) -> list[Row]:
     """The first rows that ``events`` emits, in order."""
-    return [(number, f"k{number * 5 % KEYS}", number * 37 % 101) for number in range(count)]
+    # Keys are seen again and again, and new ones come up all the time.
+    return [(number, f"k{number * 5 % (KEYS + number // KEYS)}", number * 37 % 101) for number in range(count)]
 
 
 def with_totals(count: int) -> list[Row]:
@@ -144,7 +145,6 @@ class TortureFlow:
         *,
         only_newest: bool,
         restore_to: int | None = None,
-        publish: str = "checkpoint",
         **settings: Any,
     ) -> None:
         """``sinks``: one for each operator's rows; ``only_newest``: ``latest`` emits one row per key and batch."""
@@ -161,7 +161,7 @@ class TortureFlow:
         flow.operator(EVENTS)(_unused)
         flow.operator(LATEST, inputs=[EVENTS], subtasks=1)(_unused)
         for operator in (EVENTS, LATEST):
-            flow.sink(operator, sinks[operator], name=f"{operator}-out", publish=publish)
+            flow.sink(operator, sinks[operator], name=f"{operator}-out")
         self.engine = _Engine()
         self.run = wiring.run_on(
             self.engine,

@@ -9,14 +9,16 @@ if TYPE_CHECKING:
     from cutline.sinks.delta import Delta
     from cutline.sinks.foreach import Foreach
     from cutline.sinks.parquet import Parquet
+    from cutline.sinks.postgres import Postgres
     from cutline.sinks.sqlite import SQLite
 
-__all__ = ["Delta", "Foreach", "Parquet", "SQLite"]
+__all__ = ["Delta", "Foreach", "Parquet", "Postgres", "SQLite"]
 
 _HOMES = {
     "Delta": "cutline.sinks.delta",
     "Foreach": "cutline.sinks.foreach",
     "Parquet": "cutline.sinks.parquet",
+    "Postgres": "cutline.sinks.postgres",
     "SQLite": "cutline.sinks.sqlite",
 }
 

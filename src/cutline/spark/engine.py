@@ -29,6 +29,7 @@ from cutline.spark import plan as planning
 from cutline.spark.channel_source import FORMAT, ChannelSource
 from cutline.spark.generator_source import GeneratorSource
 from cutline.spark.live_dirs import HadoopDirs
+from cutline.spark.nats_source import NatsSource
 from cutline.spark.session import query_session, settle_python_sources
 from cutline.spark.staging import REPORT_SCHEMA, stage_rows
 
@@ -156,7 +157,7 @@ class SparkEngine:
                 are_names_final=options.state_backend != "heap",
             )
         # Once, on the session that every operator's is copied from.
-        for source in (ChannelSource, GeneratorSource):
+        for source in (ChannelSource, GeneratorSource, NatsSource):
             session.dataSource.register(source)
 
     def live_dirs(self) -> LiveDirs | None:

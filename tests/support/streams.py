@@ -16,7 +16,8 @@ class Stream:
         self.name = name
         self._connection = Connection(url)
         self._config = {"subjects": [f"{name}.>"], **config}
-        self.make()
+        if self._config["subjects"]:  # None: it is there already
+            self.make()
 
     def __enter__(self) -> Stream:
         return self

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cutline.sinks.delta import Delta
+    from cutline.sinks.jetstream import JetStream
     from cutline.sinks.parquet import Parquet
 
-__all__ = ["Delta", "Parquet"]
+__all__ = ["Delta", "JetStream", "Parquet"]
 
-_HOMES = {"Delta": "cutline.sinks.delta", "Parquet": "cutline.sinks.parquet"}
+_HOMES = {
+    "Delta": "cutline.sinks.delta",
+    "JetStream": "cutline.sinks.jetstream",
+    "Parquet": "cutline.sinks.parquet",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -128,16 +128,15 @@ class Connection:
 
     def ask(self, question: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         """Do something that may be done twice. Raises NotDone if the server cannot be reached."""
+        is_new = self._client is None
         try:
             return self._do(question)
-        except _transport_errors() as first:
-            # The connection may have been idle for long, or the server was started again since.
+        except _transport_errors() as error:
             self.close()
-            try:
-                return self._do(question)
-            except _transport_errors() as error:
-                self.close()
-                raise self._unreachable(error) from first
+            if is_new:
+                raise self._unreachable(error) from error
+        # The connection may have been idle for long, or the server was started again since.
+        return self.ask(question)
 
     def tell(self, order: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         """Do something that changes the stream. Raises OutcomeUnknown if the server may have done it."""
@@ -176,19 +175,24 @@ class Connection:
         async def on_closed() -> None:
             lost.set()
 
-        client: Client = await asyncio.wait_for(
-            import_nats().connect(
-                self.url.split(","),
-                name="cutline",
-                allow_reconnect=False,
-                connect_timeout=self.timeout_s,
-                error_cb=_keep_quiet,
-                closed_cb=on_closed,
-                **_credentials(),
-            ),
-            # A frozen server takes the connection and says nothing, which nats-py's own limit does not see.
-            self.timeout_s,
+        client: Client = import_nats().NATS()
+        connecting = client.connect(
+            self.url.split(","),
+            name="cutline",
+            allow_reconnect=False,
+            connect_timeout=max(round(self.timeout_s), 1),
+            error_cb=_keep_quiet,
+            closed_cb=on_closed,
+            **_credentials(),
         )
+        try:
+            # A frozen server takes the connection and says nothing, which nats-py's own limit does not see.
+            await asyncio.wait_for(connecting, self.timeout_s)
+        except BaseException:
+            if client._transport is not None:  # nats-py leaves it open
+                client._transport.close()  # type: ignore[no-untyped-call]
+                await asyncio.sleep(0)
+            raise
         return client
 
     def _unreachable(self, error: BaseException) -> NotDone:
@@ -238,7 +242,7 @@ def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _credentials() -> dict[str, str]:
+def _credentials() -> dict[str, Any]:
     names = {CREDENTIALS_FILE: "user_credentials", USER: "user", PASSWORD: "password", TOKEN: "token"}
     return {names[name]: os.environ[name] for name in names if os.environ.get(name)}
 

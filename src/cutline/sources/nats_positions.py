@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -107,11 +107,9 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
     return SourceReport([problem] if problem else [])
 
 
-def moved(position: bytes, latest: bytes | None) -> bytes | None:
-    """The position from which all can be read that is there; None: it may stay as it is."""
-    start = parse_position(position)
-    if start is None:
-        return None
+def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
+    """The position, and those of batches planned after it, moved to where all can be read that is there."""
+    start, *planned = [one for one in map(parse_position, positions) if one is not None]
     state = _look(start, parse_position(latest))
     if state is None:
         raise LostInputError(
@@ -119,12 +117,15 @@ def moved(position: bytes, latest: bytes | None) -> bytes | None:
             next_step="make the stream again, then start again",
             url=start.url,
         )
-    is_same = state.created == start.created
-    if is_same and state.first <= start.sequence:
-        return None
-    first = state.first
-    here = msgspec.structs.replace(start, created=state.created, begin=first, sequence=first)
-    return msgspec.json.encode(here)
+    if state.created != start.created or state.first > start.sequence:
+        first = state.first
+        start = msgspec.structs.replace(start, created=state.created, begin=first, sequence=first)
+    result = [start]
+    for one in planned:
+        end = max(one.sequence, start.sequence) if one.created == state.created else start.sequence
+        messages = start.messages + state.messages_between(start.sequence, end)
+        result.append(msgspec.structs.replace(start, sequence=end, messages=messages))
+    return [msgspec.json.encode(one) for one in result]
 
 
 def _look(start: NatsPosition, latest: NatsPosition | None) -> StreamState | None:

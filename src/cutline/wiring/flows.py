@@ -143,6 +143,7 @@ def run_on(
         remote=remote,
         restore_to=restore_target(wish, savepoints) if wish is not None else None,
         changes=wish.changes if wish is not None else None,
+        goes_on_without_input=options.missing_input == "continue",
     )
     recovery.check_definition()
     open_sinks(graph, flow.sinks, plans)
@@ -170,6 +171,7 @@ def run_on(
         forget_left=lambda: forget_left(layout, snapshots, graph.names),
     )
     metrics = Metrics(graph.flow)
+    metrics.input_lost(recovered.record.lost_input)
     coordinators: list[CoordinatorService] = []
     running: list[RunningFlow] = []
 
@@ -304,6 +306,7 @@ def run_on(
         on_fatal=on_fatal,
         metrics=metrics,
         entered=recovered.record,
+        goes_on_without_input=options.missing_input == "continue",
     )
     run = RunningFlow(
         graph=graph,

@@ -20,7 +20,7 @@ from cutline.ports import OperatorRecord
 from cutline.ports.inspection import FileProblem, SourceReport
 from cutline.snapshots.closure import last_batches
 from cutline.snapshots.spark_logs import file_position, load_offsets, parse_offsets
-from cutline.sources import nats_positions
+from cutline.sources import kafka_positions, nats_positions
 
 _COMPACT = ".compact"
 #: Spark compacts and purges a log while we read it: then it is listed anew.
@@ -162,6 +162,10 @@ def _local_path(uri: str) -> Path | None:
 # ------------------------------------------------------------------------------------------------- servers
 
 
+def _check_kafka(position: bytes | None, _: Path, latest: bytes | None) -> SourceReport:
+    return kafka_positions.check(position, latest)
+
+
 def _check_nats(position: bytes | None, _: Path, latest: bytes | None) -> SourceReport:
     return nats_positions.check(position, latest)
 
@@ -169,5 +173,6 @@ def _check_nats(position: bytes | None, _: Path, latest: bytes | None) -> Source
 #: The first kind that recognises a source looks after it.
 SOURCE_KINDS: list[SourceKind] = [
     SourceKind("files", _is_file_source, _check_files),
+    SourceKind("Kafka", lambda position, _: kafka_positions.is_mine(position), _check_kafka, kafka_positions.moved),
     SourceKind("NATS", lambda position, _: nats_positions.is_mine(position), _check_nats, nats_positions.moved),
 ]

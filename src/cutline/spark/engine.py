@@ -28,6 +28,7 @@ from cutline.protocol.lineage import Lineage
 from cutline.spark import plan as planning
 from cutline.spark.channel_source import FORMAT, ChannelSource
 from cutline.spark.generator_source import GeneratorSource
+from cutline.spark.kafka_source import KafkaSource
 from cutline.spark.live_dirs import HadoopDirs
 from cutline.spark.nats_source import NatsSource
 from cutline.spark.session import query_session, settle_python_sources
@@ -157,7 +158,7 @@ class SparkEngine:
                 are_names_final=options.state_backend != "heap",
             )
         # Once, on the session that every operator's is copied from.
-        for source in (ChannelSource, GeneratorSource, NatsSource):
+        for source in (ChannelSource, GeneratorSource, KafkaSource, NatsSource):
             session.dataSource.register(source)
 
     def live_dirs(self) -> LiveDirs | None:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cutline.sinks.delta import Delta
     from cutline.sinks.jetstream import JetStream
+    from cutline.sinks.kafka import Kafka
     from cutline.sinks.parquet import Parquet
 
-__all__ = ["Delta", "JetStream", "Parquet"]
+__all__ = ["Delta", "JetStream", "Kafka", "Parquet"]
 
 _HOMES = {
     "Delta": "cutline.sinks.delta",
     "JetStream": "cutline.sinks.jetstream",
+    "Kafka": "cutline.sinks.kafka",
     "Parquet": "cutline.sinks.parquet",
 }
 

@@ -39,10 +39,10 @@ class Stream:
             last = self._do(lambda js, data=content: js.publish(f"{self.name}.{subject}", data)).seq
         return last
 
-    def publish_many(self, payloads: Iterable[bytes], subject: str = "a") -> None:
+    def publish_many(self, payloads: Iterable[bytes], subject: str = "") -> None:
         async def send(client: Any) -> None:
             js = client.jetstream(timeout=30)
-            for future in [await js.publish_async(f"{self.name}.{subject}", one) for one in payloads]:
+            for future in [await js.publish_async(subject or f"{self.name}.a", one) for one in payloads]:
                 await future
 
         self._connection.ask(send)

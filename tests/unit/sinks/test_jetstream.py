@@ -15,6 +15,7 @@ from cutline.errors import CutlineError, FencedError, NotDone, OutcomeUnknown, S
 from cutline.ids import Epoch
 from cutline.sinks import JetStream, jetstream
 from cutline.sinks.jetstream import read_published
+from cutline.sinks.jetstream_ledger import ledger_subject, load_ledger
 from cutline.sources.nats import Connection
 from cutline.testing.nats_server import NatsServer
 from cutline.testing.sink_conformance import SIMPLE, Case, Row, SinkConformance, rows
@@ -254,3 +255,28 @@ def test_rewinding_is_refused(tmp_path: Path) -> None:
     assert not case.sink.can_rewind
     with pytest.raises(SinkError, match="on_rollback"):
         case.sink.rewind(Epoch(1))
+
+
+def test_a_batch_begun_before_a_claim_is_refused_when_it_ends(tmp_path: Path) -> None:
+    """The server looks at the ledger when it stores the batch, not when the first message of it arrives."""
+    case = start(tmp_path)
+    stream = stream_of(tmp_path)
+    subject = ledger_subject(stream, "orders", "totals-out")
+
+    async def half(client: Any, number: int, headers: dict[str, str]) -> bytes:
+        batch = {"Nats-Batch-Id": "late", "Nats-Batch-Sequence": str(number), **headers}
+        answer = await client.request(f"{stream}.rows", b"zombie", headers=batch, timeout=5)
+        return bytes(answer.data)
+
+    with Connection(os.environ[URL]) as zombie:
+        held = load_ledger(zombie, stream, subject)
+        assert held is not None
+        fence = {
+            "Nats-Expected-Last-Subject-Sequence": str(held.sequence),
+            "Nats-Expected-Last-Subject-Sequence-Subject": subject,
+        }
+        assert zombie.ask(lambda client: half(client, 1, fence)) == b""
+        case.open(make(tmp_path))
+        assert b"wrong last sequence" in zombie.ask(lambda client: half(client, 2, {"Nats-Batch-Commit": "1"}))
+    case.publish(1, 0, rows(1))
+    assert raw_ids(tmp_path) == [1]

@@ -20,7 +20,7 @@ from cutline.ports import OperatorRecord
 from cutline.ports.inspection import FileProblem, SourceReport
 from cutline.snapshots.closure import last_batches
 from cutline.snapshots.spark_logs import file_position, load_offsets, parse_offsets
-from cutline.sources import kafka_positions, nats_positions
+from cutline.sources import kafka_positions, nats_positions, postgres
 
 _COMPACT = ".compact"
 #: Spark compacts and purges a log while we read it: then it is listed anew.
@@ -170,9 +170,14 @@ def _check_nats(position: bytes | None, _: Path, latest: bytes | None) -> Source
     return nats_positions.check(position, latest)
 
 
+def _check_postgres(position: bytes | None, _: Path, latest: bytes | None) -> SourceReport:
+    return postgres.check(position, latest)
+
+
 #: The first kind that recognises a source looks after it.
 SOURCE_KINDS: list[SourceKind] = [
     SourceKind("files", _is_file_source, _check_files),
     SourceKind("Kafka", lambda position, _: kafka_positions.is_mine(position), _check_kafka, kafka_positions.moved),
     SourceKind("NATS", lambda position, _: nats_positions.is_mine(position), _check_nats, nats_positions.moved),
+    SourceKind("PostgreSQL", lambda position, _: postgres.is_mine(position), _check_postgres, postgres.moved),
 ]

@@ -31,6 +31,7 @@ from cutline.spark.generator_source import GeneratorSource
 from cutline.spark.kafka_source import KafkaSource
 from cutline.spark.live_dirs import HadoopDirs
 from cutline.spark.nats_source import NatsSource
+from cutline.spark.postgres_source import PostgresSource
 from cutline.spark.session import query_session, settle_python_sources
 from cutline.spark.staging import REPORT_SCHEMA, stage_rows
 
@@ -158,7 +159,7 @@ class SparkEngine:
                 are_names_final=options.state_backend != "heap",
             )
         # Once, on the session that every operator's is copied from.
-        for source in (ChannelSource, GeneratorSource, KafkaSource, NatsSource):
+        for source in (ChannelSource, GeneratorSource, KafkaSource, NatsSource, PostgresSource):
             session.dataSource.register(source)
 
     def live_dirs(self) -> LiveDirs | None:

@@ -24,7 +24,7 @@ from tests.support.streams import Stream
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 

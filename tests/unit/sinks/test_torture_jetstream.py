@@ -20,7 +20,7 @@ from tests.support.sink_torture import View, torture
 from tests.support.streams import Stream
 from tests.support.torture_flow import Row
 
-pytestmark = [pytest.mark.kill]
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(600)]
 
 STREAM = "TORTURE"
 NAMES = ("events", "latest")

@@ -11,6 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cutline.testing.nats_server import NatsServer
     from cutline.testing.postgres_server import PostgresServer
     from cutline.testing.s3_server import S3Server
 
@@ -48,6 +49,19 @@ def postgres_server() -> Iterator[PostgresServer]:
     from cutline.testing.postgres_server import PostgresServer
 
     server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    """The NATS server that all tests share, each with a stream of its own (``fresh_stream``)."""
+    from cutline.testing.nats_server import NatsServer
+
+    server = NatsServer()
     try:
         server.start()
         yield server

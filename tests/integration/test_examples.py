@@ -38,10 +38,12 @@ from cutline.flow import Flow
 from cutline.service.running import RunningFlow
 from cutline.sinks import Parquet
 from cutline.spark.plan import schema_message
+from tests.support.streams import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from cutline.testing.nats_server import NatsServer
     from cutline.testing.postgres_server import PostgresServer
 
 ROOT = Path(__file__).parents[2]
@@ -61,11 +63,12 @@ Rows = list[dict[str, Any]]
 # ------------------------------------------------------------------------------------------------- helpers
 
 
-def example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], Any]:
+def example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """The function that builds an example's flow; the file is loaded the way ``cutline run`` loads it."""
     monkeypatch.setenv("INPUT_DIR", str(tmp_path / "samples"))
     monkeypatch.setenv("OUTPUT_DIR", str(tmp_path / "unused"))
-    build: Callable[[Path, Path], Any] = runpy.run_path(str(EXAMPLES / f"{name}.py"))["build"]
+    monkeypatch.setenv("STAGING_DIR", str(tmp_path / "unused"))
+    build: Callable[..., Any] = runpy.run_path(str(EXAMPLES / f"{name}.py"))["build"]
     return build
 
 
@@ -381,6 +384,52 @@ def test_to_postgres(
         assert sorted(found) == sorted(truth)
         found = connection.execute("SELECT merchant, payments, cents FROM merchant_totals").fetchall()
         assert sorted(found) == sorted((merchant, int(count), int(cents)) for merchant, count, cents in totals)
+
+
+@pytest.mark.spark
+def test_from_nats(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
+) -> None:
+    rng = random.Random(4)
+    payments: list[Rows] = [
+        [{"merchant": f"shop-{rng.randrange(5)}", "cents": rng.randrange(1, 10_000)} for _ in range(60)]
+        for _ in range(3)
+    ]
+    with Stream(nats_server.url, "PAYMENTS", subjects=["payments.>"]) as stream:
+
+        def feed(part: int) -> None:
+            stream.publish_many((json.dumps(row).encode() for row in payments[part]), subject=f"payments.{part}")
+
+        build = example("from_nats", tmp_path, monkeypatch)
+        run_with_lost_live_state(spark, tmp_path, lambda _, output: build(nats_server.url, output), feed)
+
+    frame = pd.DataFrame([row for part in payments for row in part]).groupby("merchant")["cents"].agg(["count", "sum"])
+    assert newest_totals(tmp_path / "output" / "totals") == {
+        merchant: (int(count), int(cents)) for merchant, count, cents in frame.itertuples()
+    }
+
+
+@pytest.mark.spark
+def test_to_nats(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer) -> None:
+    rng = random.Random(5)
+    payments: list[Rows] = [
+        [{"merchant": f"shop-{rng.randrange(5)}", "cents": rng.randrange(1, 10_000)} for _ in range(60)]
+        for _ in range(3)
+    ]
+    build = example("to_nats", tmp_path, monkeypatch)
+    run_with_lost_live_state(
+        spark,
+        tmp_path,
+        lambda input_dir, _: build(nats_server.url, input_dir, tmp_path / "staging"),
+        lambda part: put_json(tmp_path / "input", part, payments[part]),
+    )
+
+    read_totals = runpy.run_path(str(EXAMPLES / "to_nats.py"))["read_totals"]
+    changes = [row for _, row in read_totals(nats_server.url)]
+    assert max(Counter((row["merchant"], row["payments"]) for row in changes).values()) == 1
+    frame = pd.DataFrame([row for part in payments for row in part]).groupby("merchant")["cents"].agg(["count", "sum"])
+    newest = {row["merchant"]: (row["payments"], row["cents"]) for row in changes}
+    assert newest == {merchant: (int(count), int(cents)) for merchant, count, cents in frame.itertuples()}
 
 
 @pytest.mark.spark

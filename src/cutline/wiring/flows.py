@@ -145,6 +145,7 @@ def run_on(
         remote=remote,
         restore_to=restore_target(wish, savepoints) if wish is not None else None,
         changes=wish.changes if wish is not None else None,
+        goes_on_without_input=options.missing_input == "continue",
     )
     recovery.check_definition()
     open_sinks(graph, sinks, plans)
@@ -174,6 +175,7 @@ def run_on(
         forget_left=lambda: forget_left(layout, snapshots, graph.names),
     )
     metrics = Metrics(graph.flow)
+    metrics.input_lost(recovered.record.lost_input)
     coordinators: list[CoordinatorService] = []
     running: list[RunningFlow] = []
 
@@ -308,6 +310,7 @@ def run_on(
         on_fatal=on_fatal,
         metrics=metrics,
         entered=recovered.record,
+        goes_on_without_input=options.missing_input == "continue",
     )
     run = RunningFlow(
         graph=graph,

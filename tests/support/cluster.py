@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ _MEMORY = "700m"
 
 def can_hide_folders() -> bool:
     """Whether a process here may have mounts of its own."""
+    if shutil.which("unshare") is None:
+        return False
     return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
 
 

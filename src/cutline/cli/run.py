@@ -31,9 +31,9 @@ def load_flow(path: Path, name: str | None) -> Flow:
         raise FlowDefinitionError(f"there is no file {path}", next_step="name the Python file that defines the flow")
     sys.path.insert(0, str(path.resolve().parent))
     found = [value for value in runpy.run_path(str(path)).values() if isinstance(value, Flow)]
-    flows = {flow.name: flow for flow in found}
+    flows: dict[str, Flow] = {flow.name: flow for flow in found}
     if name is not None and name in flows:
-        return flows[name]  # type: ignore[index]
+        return flows[name]
     if name is None and len(flows) == 1:
         return next(iter(flows.values()))
     raise FlowDefinitionError(

@@ -71,8 +71,10 @@ def settle_live_dirs(
         former = HadoopDirs(session, before.url, layout.spark_dirs, are_names_final=False) if before.url else None
         if former is not None:
             for mirror in layout.spark_dirs.glob("*/g??????"):
-                former.fetch(mirror)
-                (mirror / _PUBLISHED).unlink(missing_ok=True)
+                # One that is gone from there keeps its mark: its mirror lags behind, and must not be put in place.
+                with contextlib.suppress(DamagedRecordError):
+                    former.fetch(mirror)
+                    (mirror / _PUBLISHED).unlink(missing_ok=True)
         home = _Home(base=base, url=f"{base}/{flow}/{secrets.token_hex(4)}" if base else "")
         durable.replace(path, records.encode(_KIND, home))
         if former is not None:

@@ -200,6 +200,20 @@ def test_what_was_put_in_place_once_is_never_put_there_again(tmp_path: Path) -> 
             ask(mirror)
 
 
+def test_a_directory_that_is_gone_is_not_replaced_by_its_mirror_when_the_option_is_changed(tmp_path: Path) -> None:
+    hadoop, layout = FakeHadoop(tmp_path / "live"), Layout(tmp_path / "host", "counting")
+    mirror = layout.spark_dirs / "totals" / "g000001"
+    SparkDir(mirror).run(0)
+    dirs_of(hadoop, layout).publish(mirror)
+    shutil.rmtree(hadoop.folder)
+    hadoop.folder.mkdir()
+    session: Any = hadoop
+    moved = settle_live_dirs(session, layout, f"{BASE}/other", FlowName("counting"), are_names_final=True)
+    assert moved is not None
+    with pytest.raises(DamagedRecordError, match="is gone"):
+        moved.publish(mirror)
+
+
 def test_directories_follow_when_the_option_is_changed_or_left_out(tmp_path: Path) -> None:
     hadoop, layout = FakeHadoop(tmp_path / "live"), Layout(tmp_path / "host", "counting")
     mirror = layout.spark_dirs / "totals" / "g000001"

@@ -145,6 +145,7 @@ class TortureFlow:
         *,
         only_newest: bool,
         restore_to: int | None = None,
+        publish: str = "checkpoint",
         **settings: Any,
     ) -> None:
         """``sinks``: one for each operator's rows; ``only_newest``: ``latest`` emits one row per key and batch."""
@@ -161,7 +162,7 @@ class TortureFlow:
         flow.operator(EVENTS)(_unused)
         flow.operator(LATEST, inputs=[EVENTS], subtasks=1)(_unused)
         for operator in (EVENTS, LATEST):
-            flow.sink(operator, sinks[operator], name=f"{operator}-out")
+            flow.sink(operator, sinks[operator], name=f"{operator}-out", publish=publish)
         self.engine = _Engine()
         self.run = wiring.run_on(
             self.engine,

@@ -13,7 +13,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from cutline.ports import Sink
 from cutline.sinks import Delta, Parquet
-from tests.support.sink_torture import View, torture
+from tests.support.sink_torture import View, each_number_of_kills, torture
 from tests.support.torture_flow import Row
 
 pytestmark = [pytest.mark.kill]
@@ -27,7 +27,8 @@ def make_delta(config: dict[str, Any]) -> dict[str, Sink]:
     return {name: Delta(Path(config["folder"]) / name) for name in ("events", "latest")}
 
 
-def test_parquet_survives_torture(tmp_path: Path) -> None:
+@each_number_of_kills
+def test_parquet_survives_torture(tmp_path: Path, kills: int) -> None:
     def read() -> View | None:
         try:
             return {name: _parquet_rows(tmp_path / "tables" / name) for name in ("events", "latest")}
@@ -35,17 +36,18 @@ def test_parquet_survives_torture(tmp_path: Path) -> None:
             return None  # an epoch was taken back while it was read
 
     config = {"folder": str(tmp_path / "tables")}
-    report = torture(f"{__name__}:make_parquet", config, read, folder=tmp_path / "flow", seed=1)
-    assert report.killed >= 50 and report.rollbacks >= 5 and report.states > 20, report
+    report = torture(f"{__name__}:make_parquet", config, read, folder=tmp_path / "flow", kills=kills, seed=1)
+    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
 
 
-def test_delta_survives_torture(tmp_path: Path) -> None:
+@each_number_of_kills
+def test_delta_survives_torture(tmp_path: Path, kills: int) -> None:
     def read() -> View:
         return {name: _delta_rows(tmp_path / "tables" / name) for name in ("events", "latest")}
 
     config = {"folder": str(tmp_path / "tables")}
-    report = torture(f"{__name__}:make_delta", config, read, folder=tmp_path / "flow", seed=2)
-    assert report.killed >= 50 and report.rollbacks >= 5 and report.states > 20, report
+    report = torture(f"{__name__}:make_delta", config, read, folder=tmp_path / "flow", kills=kills, seed=2)
+    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
 
 
 def _parquet_rows(folder: Path) -> list[Row]:

@@ -16,7 +16,7 @@ from cutline.ports import Sink
 from cutline.sinks import JetStream
 from cutline.sinks.jetstream import EPOCH_HEADER, read_published
 from cutline.testing.nats_server import NatsServer
-from tests.support.sink_torture import View, torture
+from tests.support.sink_torture import View, each_number_of_kills, torture
 from tests.support.streams import Stream
 from tests.support.torture_flow import Row
 
@@ -62,7 +62,8 @@ def _row(data: bytes) -> Row:
     return row["id"], row["key"], row["value"]
 
 
-def test_jetstream_survives_torture(tmp_path: Path) -> None:
+@each_number_of_kills
+def test_jetstream_survives_torture(tmp_path: Path, kills: int) -> None:
     server = NatsServer()
     server.start()
     try:
@@ -81,7 +82,7 @@ def test_jetstream_survives_torture(tmp_path: Path) -> None:
                 Reader(server.url, "torture").read,
                 folder=tmp_path / "flow",
                 seed=3,
-                kills=12,
+                kills=kills,
                 can_rewind=False,
                 before_life=before_life,
             )
@@ -90,6 +91,6 @@ def test_jetstream_survives_torture(tmp_path: Path) -> None:
                 (one.subject, one.data) for one in stream.messages() if one.headers and EPOCH_HEADER in one.headers
             )
             assert set(rows.values()) == {1} and len(rows) == 2 * report.rows
-        assert report.killed >= 30 and report.states > 10, report
+        assert report.killed >= 15 + kills and report.states > 10, report
     finally:
         server.remove()

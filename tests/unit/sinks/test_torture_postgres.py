@@ -13,7 +13,7 @@ import pytest
 from cutline.ports import Sink
 from cutline.sinks import Postgres
 from cutline.testing.postgres_server import PostgresServer
-from tests.support.sink_torture import View, torture
+from tests.support.sink_torture import View, each_number_of_kills, torture
 
 pytestmark = [pytest.mark.kill]
 
@@ -54,7 +54,10 @@ def reader(dsn: str) -> Iterator[Callable[[], View | None]]:
         connection.close()
 
 
-def test_two_tables_survive_torture_and_never_disagree(tmp_path: Path, postgres_server: PostgresServer) -> None:
+@each_number_of_kills
+def test_two_tables_survive_torture_and_never_disagree(
+    tmp_path: Path, postgres_server: PostgresServer, kills: int
+) -> None:
     dsn = postgres_server.fresh_database()
     with reader(dsn) as read:
         report = torture(
@@ -62,8 +65,9 @@ def test_two_tables_survive_torture_and_never_disagree(tmp_path: Path, postgres_
             {"dsn": dsn},
             read,
             folder=tmp_path / "flow",
+            kills=kills,
             seed=3,
             only_newest=True,
             same_epoch=True,
         )
-    assert report.killed >= 50 and report.rollbacks >= 5 and report.states > 20, report
+    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report

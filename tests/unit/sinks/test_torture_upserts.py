@@ -13,7 +13,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from cutline.ports import Sink
 from cutline.sinks import Delta, SQLite
-from tests.support.sink_torture import View, torture
+from tests.support.sink_torture import View, each_number_of_kills, torture
 from tests.support.torture_flow import Row
 
 pytestmark = [pytest.mark.kill]
@@ -32,25 +32,32 @@ def make_sqlite(config: dict[str, Any]) -> dict[str, Sink]:
     return {"events": SQLite(path, "events"), "latest": SQLite(path, "latest", mode="upsert", key=["key"])}
 
 
-def test_delta_upserts_survive_torture(tmp_path: Path) -> None:
+@each_number_of_kills
+def test_delta_upserts_survive_torture(tmp_path: Path, kills: int) -> None:
     def read() -> View:
         return {name: _delta_rows(tmp_path / "tables" / name) for name in ("events", "latest")}
 
     config = {"folder": str(tmp_path / "tables")}
-    report = torture(f"{__name__}:make_delta", config, read, folder=tmp_path / "flow", seed=3, only_newest=True)
-    assert report.killed >= 50 and report.rollbacks >= 5 and report.states > 20, report
+    report = torture(
+        f"{__name__}:make_delta", config, read, folder=tmp_path / "flow", kills=kills, seed=3, only_newest=True
+    )
+    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
 
 
-def test_sqlite_survives_torture(tmp_path: Path) -> None:
+@each_number_of_kills
+def test_sqlite_survives_torture(tmp_path: Path, kills: int) -> None:
     def read() -> View:
         return {name: _sqlite_rows(tmp_path / "tables" / "data.sqlite", name) for name in ("events", "latest")}
 
     config = {"folder": str(tmp_path / "tables")}
-    report = torture(f"{__name__}:make_sqlite", config, read, folder=tmp_path / "flow", seed=4, only_newest=True)
-    assert report.killed >= 50 and report.rollbacks >= 5 and report.states > 20, report
+    report = torture(
+        f"{__name__}:make_sqlite", config, read, folder=tmp_path / "flow", kills=kills, seed=4, only_newest=True
+    )
+    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
 
 
-def test_tables_of_one_sqlite_database_always_show_the_same_epoch(tmp_path: Path) -> None:
+@each_number_of_kills
+def test_tables_of_one_sqlite_database_always_show_the_same_epoch(tmp_path: Path, kills: int) -> None:
     def read() -> View:
         path = tmp_path / "tables" / "data.sqlite"
         if not path.exists():
@@ -61,13 +68,12 @@ def test_tables_of_one_sqlite_database_always_show_the_same_epoch(tmp_path: Path
 
     config = {"folder": str(tmp_path / "tables")}
     make, folder = f"{__name__}:make_sqlite", tmp_path / "flow"
-    report = torture(
-        make, config, read, folder=folder, seed=6, kills=15, only_newest=True, same_epoch=True, can_rewind=False
-    )
-    assert report.killed >= 30 and report.states > 20, report
+    report = torture(make, config, read, folder=folder, kills=kills, seed=6, only_newest=True, same_epoch=True)
+    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
 
 
-def test_sqlite_survives_torture_when_it_publishes_at_once(tmp_path: Path) -> None:
+@each_number_of_kills
+def test_sqlite_survives_torture_when_it_publishes_at_once(tmp_path: Path, kills: int) -> None:
     """Beside that, upserts show that batches are never published in another order than they have happened in."""
 
     def read() -> View:
@@ -76,8 +82,8 @@ def test_sqlite_survives_torture_when_it_publishes_at_once(tmp_path: Path) -> No
     config = {"folder": str(tmp_path / "tables")}
     make = f"{__name__}:make_sqlite"
     folder = tmp_path / "flow"
-    report = torture(make, config, read, folder=folder, seed=5, only_newest=True, publish="at_once")
-    assert report.killed >= 50 and report.rollbacks >= 5 and report.states > 20, report
+    report = torture(make, config, read, folder=folder, kills=kills, seed=5, only_newest=True, publish="at_once")
+    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
 
 
 def _delta_rows(folder: Path) -> list[Row]:

@@ -1,4 +1,4 @@
-"""One Spark session and one S3 server per test process, if a test needs them; everything binds to loopback."""
+"""One Spark session and one of each server per test process, if a test needs them; everything binds to loopback."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cutline.testing.nats_server import NatsServer
+    from cutline.testing.postgres_server import PostgresServer
     from cutline.testing.s3_server import S3Server
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -34,6 +36,32 @@ def s3_server() -> Iterator[S3Server]:
     from cutline.testing.s3_server import S3Server
 
     server = S3Server()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The PostgreSQL server that all tests share, each in a database of its own (``fresh_database``)."""
+    from cutline.testing.postgres_server import PostgresServer
+
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    """The NATS server that all tests share, each with a stream of its own (``fresh_stream``)."""
+    from cutline.testing.nats_server import NatsServer
+
+    server = NatsServer()
     try:
         server.start()
         yield server

@@ -18,6 +18,7 @@ ENVIRONMENT_PREFIX = "CUTLINE_"
 Mode = Literal["auto", "aligned", "unaligned", "per-operator"]
 Tier = Literal["local", "remote"]
 StateBackend = Literal["rocksdb-changelog", "rocksdb", "heap"]
+MissingInput = Literal["fail", "continue"]
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNITS_BYTES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
@@ -119,6 +120,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     message_retry_ms: int = 500
     message_retry_limit: int = 8
     state_backend: StateBackend = "rocksdb-changelog"
+    #: When a source cannot read again what a restore needs: refuse, or go on with the earliest that is there.
+    missing_input: MissingInput = "fail"
     #: Where checkpoints are copied to: "s3://bucket/prefix", "gs://…", "az://…", a folder on another disk. "": nowhere.
     remote: str = ""
     #: What the object store's client needs beside the environment: endpoint, region … No secrets belong here.
@@ -185,6 +188,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "mode": get_args(Mode),
     "state_backend": get_args(StateBackend),
     "durable": get_args(Tier),
+    "missing_input": get_args(MissingInput),
 }
 
 #: The names a user writes, in every place where options can be set.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from cutline.config import operator_options
 from cutline.errors import FlowDefinitionError
-from cutline.graph import FlowGraph, OperatorNode, RollbackPolicy, SinkNode, build_graph, check_name
+from cutline.graph import FlowGraph, OperatorNode, PublishPolicy, RollbackPolicy, SinkNode, build_graph, check_name
 from cutline.ids import FlowName, OperatorId, SinkId
 from cutline.ports import Sink
 
@@ -114,11 +114,15 @@ class Flow:
         output_mode: str | None = None,
         name: str | None = None,
         on_rollback: str = "rewind",
+        publish: str = "checkpoint",
     ) -> None:
         """Publish an operator's rows, exactly once, with every complete checkpoint.
 
         ``on_rollback`` says what becomes of published rows when the flow is taken back behind them: ``rewind`` takes
         them back, ``keep`` leaves them and publishes again what is done again, ``fail`` refuses to go back.
+
+        ``publish="at_once"``: rows become visible as soon as their batch has happened, batch by batch. After a crash
+        each is still there once; but readers may see rows that are taken back when the flow returns to a checkpoint.
         """
         source = OperatorId(operator.name if isinstance(operator, Operator) else operator)
         if source not in self._operators:
@@ -142,14 +146,27 @@ class Flow:
                 flow=self.name,
                 operator=source,
             )
+        self._check_publish(publish, on_rollback, sink, source)
         node = SinkNode(
             sink=sink_id,
             operator=source,
             output_mode=output_mode,
             supported_modes=sink.output_modes,
             on_rollback=cast("RollbackPolicy", on_rollback),
+            publish=cast("PublishPolicy", publish),
         )
         self._sinks[sink_id] = (node, sink)
+
+    def _check_publish(self, publish: str, on_rollback: str, sink: Sink, operator: OperatorId) -> None:
+        problem = None
+        if publish not in get_args(PublishPolicy):
+            problem = f"publish: {publish!r} is not known", f"use one of {', '.join(get_args(PublishPolicy))}"
+        elif publish == "at_once" and on_rollback == "fail":
+            problem = "what is published at once is ahead of every checkpoint", 'use on_rollback="rewind" or "keep"'
+        elif publish == "at_once" and on_rollback == "rewind" and not sink.can_rewind:
+            problem = "the sink cannot take back what it publishes ahead of checkpoints", 'use on_rollback="keep"'
+        if problem is not None:
+            raise FlowDefinitionError(problem[0], next_step=problem[1], flow=self.name, operator=operator)
 
     def graph(self) -> FlowGraph:
         """The checked graph; raises FlowDefinitionError for anything that cannot run."""

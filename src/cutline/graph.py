@@ -32,6 +32,7 @@ class OperatorNode:
 
 
 RollbackPolicy = Literal["rewind", "keep", "fail"]
+PublishPolicy = Literal["checkpoint", "at_once"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class SinkNode:
     supported_modes: frozenset[str]
     #: What becomes of what it has published when the flow goes back behind it.
     on_rollback: RollbackPolicy = "rewind"
+    #: When its rows become visible: with the checkpoint they belong to, or as soon as their batch has happened.
+    publish: PublishPolicy = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,17 +12,21 @@ import os
 import random
 import runpy
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import pandas as pd
+import psycopg
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
@@ -34,9 +38,13 @@ from cutline.flow import Flow
 from cutline.service.running import RunningFlow
 from cutline.sinks import Parquet
 from cutline.spark.plan import schema_message
+from tests.support.streams import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from cutline.testing.nats_server import NatsServer
+    from cutline.testing.postgres_server import PostgresServer
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -55,11 +63,12 @@ Rows = list[dict[str, Any]]
 # ------------------------------------------------------------------------------------------------- helpers
 
 
-def example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], Any]:
+def example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """The function that builds an example's flow; the file is loaded the way ``cutline run`` loads it."""
     monkeypatch.setenv("INPUT_DIR", str(tmp_path / "samples"))
     monkeypatch.setenv("OUTPUT_DIR", str(tmp_path / "unused"))
-    build: Callable[[Path, Path], Any] = runpy.run_path(str(EXAMPLES / f"{name}.py"))["build"]
+    monkeypatch.setenv("STAGING_DIR", str(tmp_path / "unused"))
+    build: Callable[..., Any] = runpy.run_path(str(EXAMPLES / f"{name}.py"))["build"]
     return build
 
 
@@ -253,6 +262,174 @@ def test_sessions(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Monke
     ]
     columns = ["user", "first_ms", "last_ms", "clicks"]
     assert published_parquet(tmp_path / "output", columns) == sorted(truth)
+
+
+@pytest.mark.spark
+def test_delta_modes(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(4)
+    bookings = [
+        [{"account": f"a{rng.randrange(9)}", "cents": rng.randrange(-500, 500)} for _ in range(100)] for _ in range(3)
+    ]
+    # The second day gets a shorter list later, and the third only then.
+    days = {0: ["2026-03-01", "2026-03-02"], 1: ["2026-03-01"], 2: ["2026-03-02", "2026-03-03"]}
+
+    def price_list(part: int, day: str) -> Rows:
+        return [{"day": day, "article": f"x{number}", "cents": 10 * part + number} for number in range(5 - part)]
+
+    def feed(part: int) -> None:
+        put_json(tmp_path / "input" / "bookings", part, bookings[part])
+        for day in days[part]:
+            rows = price_list(part, day)
+            put_file(tmp_path / "input" / "prices", f"{part}-{day}.json", [json.dumps(row) for row in rows])
+
+    run_with_lost_live_state(spark, tmp_path, example("delta_modes", tmp_path, monkeypatch), feed)
+
+    frame = pd.DataFrame([row for part in bookings for row in part]).groupby("account")["cents"].agg(["count", "sum"])
+    found = published_delta(tmp_path / "output" / "balances")
+    assert sorted((row["account"], row["bookings"], row["cents"]) for row in found) == [
+        (account, int(count), int(cents)) for account, count, cents in frame.itertuples()
+    ]
+    newest = {day: price_list(part, day) for part in range(3) for day in days[part]}
+    prices = published_delta(tmp_path / "output" / "prices")
+    assert sorted((str(row["day"]), row["article"], row["cents"]) for row in prices) == sorted(
+        (row["day"], row["article"], row["cents"]) for rows in newest.values() for row in rows
+    )
+
+
+@pytest.mark.spark
+def test_sqlite_shop(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alerts are published at once: those after the checkpoint are taken back with the lost state, and come again."""
+    rng = random.Random(5)
+    orders: list[Rows] = [
+        [
+            {"order_id": f"{part}-{number}", "customer": f"c{rng.randrange(7)}", "cents": rng.randrange(10_000)}
+            for number in range(100)
+        ]
+        for part in range(3)
+    ]
+    feed = partial(_feed, tmp_path, orders)
+    run_with_lost_live_state(spark, tmp_path, example("sqlite_shop", tmp_path, monkeypatch), feed)
+
+    with closing(sqlite3.connect(tmp_path / "output" / "shop.sqlite")) as db:
+        found = {
+            table: sorted(db.execute(f"SELECT {columns} FROM {table}"))
+            for table, columns in (
+                ("orders", "order_id, customer, cents"),
+                ("alerts", "order_id, customer, cents"),
+                ("totals", "customer, orders, cents"),
+            )
+        }
+    truth = sorted(tuple(row.values()) for part in orders for row in part)
+    assert found["orders"] == truth
+    assert found["alerts"] == [row for row in truth if row[2] >= 9_000]
+    frame = pd.DataFrame(truth, columns=["order_id", "customer", "cents"]).groupby("customer")["cents"]
+    assert found["totals"] == [
+        (name, int(count), int(cents)) for name, count, cents in frame.agg(["count", "sum"]).itertuples()
+    ]
+
+
+@pytest.mark.spark
+def test_foreach_outbox(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[Rows] = [[{"to": f"u{n}", "text": f"{part}-{n}"} for n in range(30)] for part in range(3)]
+    feed = partial(_feed, tmp_path, messages)
+    run_with_lost_live_state(spark, tmp_path, example("foreach_outbox", tmp_path, monkeypatch), feed)
+    sent = [json.loads(path.read_text()) for path in (tmp_path / "output" / "sent").glob("*.json")]
+    texts = [row["text"] for one in sent for row in one["messages"]]
+    assert sorted(texts) == sorted(row["text"] for part in messages for row in part)
+
+
+@pytest.mark.spark
+def test_own_sink(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[Rows] = [[{"word": f"{part}-{n}", "length": 3} for n in range(30)] for part in range(3)]
+    feed = partial(_feed, tmp_path, words)
+    run_with_lost_live_state(spark, tmp_path, example("own_sink", tmp_path, monkeypatch), feed)
+    lines = [line for path in (tmp_path / "output").glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(json.loads(line)["word"] for line in lines) == sorted(row["word"] for part in words for row in part)
+
+
+def _feed(tmp_path: Path, parts: list[Rows], part: int) -> None:
+    put_json(tmp_path / "input", part, parts[part])
+
+
+@pytest.mark.spark
+def test_to_postgres(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServer
+) -> None:
+    rng, dsn = random.Random(4), postgres_server.fresh_database()
+    payments: list[Rows] = [
+        [
+            {
+                "payment_id": f"{part}-{number}",
+                "merchant": f"shop-{rng.randrange(7)}",
+                "cents": rng.randrange(1, 10_000),
+                "paid_at": MIDNIGHT + timedelta(minutes=number),
+            }
+            for number in range(120)
+        ]
+        for part in range(3)
+    ]
+    build: Callable[[Path, Any], Any] = example("to_postgres", tmp_path, monkeypatch)
+    run_with_lost_live_state(
+        spark,
+        tmp_path,
+        lambda input_dir, _: build(input_dir, dsn),
+        lambda part: put_json(tmp_path / "input", part, payments[part]),
+    )
+
+    truth = [tuple(row.values()) for part in payments for row in part]
+    frame = pd.DataFrame(truth, columns=["payment_id", "merchant", "cents", "paid_at"])
+    totals = frame.groupby("merchant")["cents"].agg(["count", "sum"]).itertuples()
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT payment_id, merchant, cents, paid_at FROM payments").fetchall()
+        assert sorted(found) == sorted(truth)
+        found = connection.execute("SELECT merchant, payments, cents FROM merchant_totals").fetchall()
+        assert sorted(found) == sorted((merchant, int(count), int(cents)) for merchant, count, cents in totals)
+
+
+@pytest.mark.spark
+def test_from_nats(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
+) -> None:
+    rng = random.Random(4)
+    payments: list[Rows] = [
+        [{"merchant": f"shop-{rng.randrange(5)}", "cents": rng.randrange(1, 10_000)} for _ in range(60)]
+        for _ in range(3)
+    ]
+    with Stream(nats_server.url, "PAYMENTS", subjects=["payments.>"]) as stream:
+
+        def feed(part: int) -> None:
+            stream.publish_many((json.dumps(row).encode() for row in payments[part]), subject=f"payments.{part}")
+
+        build = example("from_nats", tmp_path, monkeypatch)
+        run_with_lost_live_state(spark, tmp_path, lambda _, output: build(nats_server.url, output), feed)
+
+    frame = pd.DataFrame([row for part in payments for row in part]).groupby("merchant")["cents"].agg(["count", "sum"])
+    assert newest_totals(tmp_path / "output" / "totals") == {
+        merchant: (int(count), int(cents)) for merchant, count, cents in frame.itertuples()
+    }
+
+
+@pytest.mark.spark
+def test_to_nats(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer) -> None:
+    rng = random.Random(5)
+    payments: list[Rows] = [
+        [{"merchant": f"shop-{rng.randrange(5)}", "cents": rng.randrange(1, 10_000)} for _ in range(60)]
+        for _ in range(3)
+    ]
+    build = example("to_nats", tmp_path, monkeypatch)
+    run_with_lost_live_state(
+        spark,
+        tmp_path,
+        lambda input_dir, _: build(nats_server.url, input_dir, tmp_path / "staging"),
+        lambda part: put_json(tmp_path / "input", part, payments[part]),
+    )
+
+    read_totals = runpy.run_path(str(EXAMPLES / "to_nats.py"))["read_totals"]
+    changes = [row for _, row in read_totals(nats_server.url)]
+    assert max(Counter((row["merchant"], row["payments"]) for row in changes).values()) == 1
+    frame = pd.DataFrame([row for part in payments for row in part]).groupby("merchant")["cents"].agg(["count", "sum"])
+    newest = {row["merchant"]: (row["payments"], row["cents"]) for row in changes}
+    assert newest == {merchant: (int(count), int(cents)) for merchant, count, cents in frame.itertuples()}
 
 
 @pytest.mark.spark

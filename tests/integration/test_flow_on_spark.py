@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client import generate_latest
 from pyspark.sql import functions as F
 
 from cutline.errors import FlowDefinitionError, FlowFailedError, FlowLockedError, LostInputError, RecoveryError
@@ -364,8 +365,15 @@ def test_input_that_is_gone_is_named_before_a_restore_is_tried(spark: SparkSessi
     assert f"epoch {epoch}" in str(refused.value)
     # Nothing was changed, and whoever does not go back needs it not.
     run = begin(retain_checkpoints=5)
-    assert run.status()["recovery"]["path"] == "resume"
+    assert run.status()["recovery"]["path"] == "resume" and run.status()["recovery"]["lost_input"] == []
     run.stop()
+    run = begin(retain_checkpoints=5, restore_to=epoch, missing_input="continue")
+    (lost,) = run.status()["recovery"]["lost_input"]
+    assert (lost["operator"], lost["parts"]) == ("lines", 1) and lost["what"].endswith("two.txt")
+    assert b'cutline_lost_input_total{flow="files",operator="lines"} 1.0' in generate_latest(run.metrics.registry)
+    run.process_all_available()
+    run.stop()
+    assert [row["value"] for row in spark.read.parquet(str(tmp_path / "table")).collect()] == ["one"]
     (tmp_path / "two.txt").rename(inbox / "two.txt")
     run = begin(retain_checkpoints=5, restore_to=epoch)
     run.process_all_available()

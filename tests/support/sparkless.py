@@ -57,7 +57,7 @@ class FolderSink(MemorySink):
         rows = [row for batch in staged for piece in batch.pieces for row in piece["rows"]]
         crashpoint("sink-commit-half", permit.sink)
         if rows:
-            durable.create(self.folder / f"{permit.epoch:06d}.json", json.dumps(rows).encode())
+            durable.create(self.folder / f"{permit.epoch:018d}.json", json.dumps(rows).encode())
         crashpoint("sink-commit-done", permit.sink)
 
     def published(self) -> Epoch | None:
@@ -130,10 +130,11 @@ class SparklessFlow:
         own: Mapping[OperatorId, Mapping[str, Any]] | None = None,
         restore_to: int | str | None = None,
         on_rollback: str = "rewind",
+        publish: str = "checkpoint",
         executors: Executors | None = None,
         **settings: Any,
     ) -> None:
-        """``own``: what the code of the flow says of single operators; ``on_rollback``: of its sink."""
+        """``own``: what the code of the flow says of single operators; ``on_rollback``, ``publish``: of its sink."""
         self.sink = FolderSink(storage / "table")
         self.options = build_options(
             {"checkpoint_interval": 0, "checkpoint_timeout": "60s", "retain_checkpoints": 1, "mode": "unaligned"},
@@ -147,7 +148,7 @@ class SparklessFlow:
         flow = Flow("counting")
         flow.operator("numbers", **own.get(NUMBERS, {}))(_unused)
         flow.operator("totals", inputs=["numbers"], subtasks=1, **own.get(TOTALS, {}))(_unused)
-        flow.sink("totals", self.sink, name="table", on_rollback=on_rollback)
+        flow.sink("totals", self.sink, name="table", on_rollback=on_rollback, publish=publish)
         self.graph = flow.graph()
         self.engine = HandDrivenEngine(self.graph)
         check_operator_options(self.graph, self.options)

@@ -18,12 +18,23 @@ from cutline.ports.engine import (
 from cutline.ports.executors import Executors
 from cutline.ports.metadata import EpochOutcome, MetadataStore, PendingRecord
 from cutline.ports.objects import ObjectInfo, ObjectStore
-from cutline.ports.sinks import Piece, Sink, SinkContext, StageAttempt, StagedBatch, Stager, StageWriter
+from cutline.ports.sinks import (
+    Piece,
+    RewindsSoFar,
+    RewindsTogether,
+    Sink,
+    SinkContext,
+    StageAttempt,
+    StagedBatch,
+    Stager,
+    StageWriter,
+)
 from cutline.ports.snapshots import (
     ChannelCut,
     FileSet,
     GenerationRecord,
     InFlight,
+    LostInput,
     Manifest,
     OperatorCut,
     OperatorRecord,
@@ -48,6 +59,7 @@ __all__ = [
     "GenerationRecord",
     "InFlight",
     "LiveDirs",
+    "LostInput",
     "Manifest",
     "MetadataStore",
     "ObjectInfo",
@@ -59,6 +71,8 @@ __all__ = [
     "Piece",
     "Pin",
     "Query",
+    "RewindsSoFar",
+    "RewindsTogether",
     "Segment",
     "SegmentPlace",
     "Sink",

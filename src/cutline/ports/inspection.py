@@ -11,10 +11,13 @@ from cutline.ports.snapshots import Manifest, OperatorRecord, SnapshotFile
 
 
 class FileProblem(NamedTuple):
-    """One file, and what is wrong with it."""
+    """One file, or a range of a log that a source reads, and what is wrong with it."""
 
+    #: Of a log its name and the range: "stream ORDERS: sequences 120 to 340".
     path: str
     problem: str
+    #: How many files or messages are concerned, as far as that is known.
+    parts: int = 1
 
 
 class SourceReport(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -112,4 +112,26 @@ class Sink(Protocol):
 
     def rewind(self, epoch: Epoch) -> None:
         """Make readers see what they saw when ``epoch`` (or the last published one before it) was newest."""
+        ...
+
+
+@runtime_checkable
+class RewindsTogether(Protocol):
+    """A sink that can be taken back in one step with others, so that no reader sees some of them gone back."""
+
+    def rewind_group(self) -> object:
+        """Sinks of which this is equal are taken back together."""
+        ...
+
+    def rewind_together(self, targets: Sequence[tuple[Any, Epoch]]) -> None:
+        """``rewind`` each of these sinks of the group to its epoch, all or none."""
+        ...
+
+
+@runtime_checkable
+class RewindsSoFar(Protocol):
+    """A sink that can be taken back, but not to every epoch."""
+
+    def oldest_rewind(self) -> Epoch:
+        """The oldest epoch that ``rewind`` reaches."""
         ...

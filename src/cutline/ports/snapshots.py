@@ -169,6 +169,17 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class LostInput(msgspec.Struct, frozen=True, kw_only=True):
+    """Input that an operator would have read and that is gone; the flow went on without it, as it was told to."""
+
+    operator: OperatorId
+    #: A file, or a range: "stream ORDERS: sequences 120 to 340".
+    what: str
+    why: str
+    #: How many files or messages, as far as that is known.
+    parts: int
+
+
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One incarnation of the flow. Created conditionally: of two that want the same number, one loses."""
 
@@ -194,6 +205,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: Channels that nobody writes any more, because their operator was dropped or renamed, and which of their entries
     #: are of the history: checkpoints that are kept may need them.
     left: dict[OperatorId, Spans] = {}
+    #: What its sources could not read again.
+    lost_input: list[LostInput] = []
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,10 +311,21 @@ class SnapshotStore(Protocol):
         """What is wrong with the stored files of a record, for people; empty when every byte is as written."""
         ...
 
-    def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[str]:
+    def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[LostInput]:
         """What a source has read since, by its live directory, and cannot read again; as far as anybody can know.
 
-        Raises DamagedRecordError if the record does not say where it was.
+        Raises DamagedRecordError if the record does not say where it was, StoreError if a server cannot be asked.
+        """
+        ...
+
+    def lost_ahead(self, operator: OperatorId, spark_checkpoint_dir: Path) -> list[LostInput]:
+        """What a query that goes on in this folder would read next and cannot. Raises StoreError."""
+        ...
+
+    def skip_lost_input(self, spark_checkpoint_dir: Path, live_dir: Path) -> None:
+        """See to it that a query that starts in this folder goes on with the earliest that its sources still have.
+
+        ``live_dir``: the directory that it has run on, which may know the sources' newest addresses.
         """
         ...
 

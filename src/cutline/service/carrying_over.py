@@ -97,7 +97,7 @@ class CarryOver:
                 channels[name] = self._log_of(manifest, old_logs[name], name, matching, generation)
                 record = matching.renaming.record(records[name], self._read_blob)
                 record = msgspec.structs.replace(record, sinks={})  # it is published, or will be by the old epochs
-                self._snapshots.restore(record, folder)
+                self._restorer.place(record, name, generation)
             else:
                 channels[name] = ChannelLog.open(name, self._layout.channel(name), Lineage.begin(generation))
                 record = self._new_record(name, channels)

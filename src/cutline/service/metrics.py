@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from cutline.ids import Epoch, FlowName, SinkId
+from cutline.ports import LostInput
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -37,6 +38,7 @@ class Metrics:
         self._recovery = counter("recovery", "Starts by recovery path", "path")
         self._recovery_seconds = gauge("recovery_seconds", "Time from start to running", "path")
         self._restarts = counter("query_restarts", "Restarted queries", "operator")
+        self._lost_input = counter("lost_input", "Files and messages that sources could not read again", "operator")
         self._healthy = gauge("healthy", "0 while more checkpoints in a row have failed than is tolerated")
         self._healthy.labels(flow).set(1)
 
@@ -57,6 +59,10 @@ class Metrics:
     def recovered(self, path: str, seconds: float) -> None:
         self._recovery.labels(self._flow, path).inc()
         self._recovery_seconds.labels(self._flow, path).set(seconds)
+
+    def input_lost(self, lost: Iterable[LostInput]) -> None:
+        for one in lost:
+            self._lost_input.labels(self._flow, one.operator).inc(one.parts)
 
     def health_changed(self, *, is_healthy: bool) -> None:
         self._healthy.labels(self._flow).set(int(is_healthy))

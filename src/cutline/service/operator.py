@@ -172,6 +172,8 @@ class OperatorService:
             )
         )
         self.snapshotter.start()
+        for happened in self.channel.data_entries():
+            self.snapshotter.publish_at_once(happened.staged)  # what is published already is not published again
         with self._lock:
             self._perform(self._agent.start())
             for name, producer in self._inputs.items():
@@ -360,6 +362,7 @@ class OperatorService:
             )
             for name in self._sinks
         }
+        staged = {name: value for name, value in staged.items() if value.pieces}
         segments = [task.segment for task in tasks if task.segment]
         if segments:
             self.channel.segments.appended()
@@ -378,12 +381,13 @@ class OperatorService:
                         batch=batch,
                         rows=rows,
                         segments=segments,
-                        staged={name: value for name, value in staged.items() if value.pieces},
+                        staged=staged,
                         positions=positions,
                         plan=plan,
                     )
                 )
                 crashpoint("after-append", self.operator)
+                self.snapshotter.publish_at_once(staged)
                 self._perform(self._agent.handle(event, now_ms=now_ms()))
             except BaseException as error:
                 # The agent has decided what could not be done. Only a start from the logs makes them agree again.

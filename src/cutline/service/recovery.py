@@ -28,6 +28,7 @@ from cutline.layout import Layout
 from cutline.logs import get_logger
 from cutline.ports import (
     GenerationRecord,
+    LostInput,
     Manifest,
     MetadataStore,
     OperatorPlan,
@@ -104,11 +105,13 @@ class Recovery:
         remote: RemoteTier | None = None,
         restore_to: Epoch | None = None,
         changes: Changes | None = None,
+        goes_on_without_input: bool = False,
     ) -> None:
         """``sinks`` are open: how far they have published decides which ways back there are.
 
         ``remote``: the tier that has checkpoints when this host has none. ``restore_to``: the epoch that a person wants
         the whole flow taken back to, nothing else will do then; ``changes``: how its operators have changed since.
+        ``goes_on_without_input``: what sources cannot read again is given up.
         """
         self._restore_to = restore_to
         self._changes = changes or Changes()
@@ -135,7 +138,15 @@ class Recovery:
         self._pending: list[PendingRecord] = []
         #: Operators whose directory is damaged; the logs are whole.
         self._damaged: set[OperatorId] = set()
-        self._restorer = Restorer(graph=graph, layout=layout, snapshots=snapshots, problem=self._problem)
+        self._restorer = Restorer(
+            graph=graph,
+            layout=layout,
+            snapshots=snapshots,
+            problem=self._problem,
+            goes_on_without=goes_on_without_input,
+        )
+        #: What is given up of the input on the way that is being tried.
+        self._lost: list[LostInput] = []
         self._carry_over = CarryOver(
             graph=graph,
             plans=plans,
@@ -363,6 +374,7 @@ class Recovery:
         channels: dict[OperatorId, ChannelLog],
         manifests: list[Manifest],
     ) -> Recovered:
+        self._lost = self._restorer.refuse_lost_ahead(current.spark_dirs)
         gone_on = _gone_on(channels, generation)
         joined = self._joined(gone_on, generation)
         return self._enter(
@@ -419,7 +431,8 @@ class Recovery:
         manifest = manifests[-1]
         try:
             self._restorer.check_inputs(manifest, region, channels)
-            self._restorer.refuse_lost_input(manifest, region, self._layout.live_dirs(current.spark_dirs))
+            live = self._layout.live_dirs(current.spark_dirs)
+            self._lost = self._restorer.refuse_lost_input(manifest, region, live)
             restored = self._restorer.build(manifest, region, generation)
         except LostInputError:
             raise
@@ -483,7 +496,7 @@ class Recovery:
             live = self._layout.live_dirs(self._inventory.generations[-1].spark_dirs)
             # It has run under the name of then, or under that of today.
             today = {old: live[new] for old, new in self._matching.renaming.new_names.items() if new in live}
-            self._restorer.refuse_lost_input(manifests[-1], manifests[-1].operators, {**today, **live})
+            self._lost = self._restorer.refuse_lost_input(manifests[-1], manifests[-1].operators, {**today, **live})
         if self._matching.is_unchanged:
             return _Built(self._restorer.build(manifests[-1], self._graph.names, generation), manifests)
         epoch = self._inventory.free_epoch()
@@ -581,6 +594,7 @@ class Recovery:
             is_per_operator=self._is_per_operator,
             begun=since,
             left=left,
+            lost_input=self._lost,
         )
         if self._remote is not None and epoch is not None:
             self._remote.tell(record)
@@ -591,6 +605,8 @@ class Recovery:
         self._metadata.count_recovery(path)
         level = log.info if path in ("resume", "fresh") else log.warning
         level("recovered", flow=self._graph.flow, path=path, generation=generation, epoch=epoch, reason=reason)
+        for lost in self._lost:
+            log.warning("input_lost", flow=self._graph.flow, operator=lost.operator, what=lost.what, why=lost.why)
         for one in self._matching.operators if not self._matching.is_unchanged else ():
             level = log.info if one.fate in ("kept", "added") else log.warning
             level(f"operator_{one.fate}", flow=self._graph.flow, was=one.was, now=one.now, note=one.note)

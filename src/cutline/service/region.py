@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cutline.channels.log import ChannelLog
@@ -19,9 +19,10 @@ from cutline.graph import FlowGraph
 from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.layout import Layout
 from cutline.logs import get_logger
-from cutline.ports import GenerationRecord, Manifest, MetadataStore, OperatorPlan, Sink, SnapshotStore
+from cutline.ports import GenerationRecord, LostInput, Manifest, MetadataStore, OperatorPlan, Sink, SnapshotStore
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import region_of
+from cutline.service.at_once import AtOnce
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.leftovers import held_files, sweep_spark_dirs
 from cutline.service.manifests import lineage_of
@@ -105,6 +106,7 @@ class RegionRecovery:
         on_fatal: Callable[[BaseException], None],
         metrics: Metrics,
         entered: GenerationRecord,
+        goes_on_without_input: bool = False,
     ) -> None:
         """``entered``: what was written down when the flow was started."""
         self._is_per_operator = entered.is_per_operator
@@ -119,7 +121,13 @@ class RegionRecovery:
         self._parts = parts
         self._on_fatal = on_fatal
         self._metrics = metrics
-        self._restorer = Restorer(graph=graph, layout=layout, snapshots=snapshots, problem=self._problem)
+        self._restorer = Restorer(
+            graph=graph,
+            layout=layout,
+            snapshots=snapshots,
+            problem=self._problem,
+            goes_on_without=goes_on_without_input,
+        )
         self._lock = threading.Lock()
         self._is_stopped = threading.Event()
         #: Operators that have failed and whose region is not back yet.
@@ -191,13 +199,15 @@ class RegionRecovery:
         with self._parts.collection_at_rest:  # what is deleted while a log is read anew looks like damage
             generation = self._metadata.advance_generation()
             self._restorer.check_inputs(manifest, region, self._parts.channels)
-            self._restorer.refuse_lost_input(manifest, region, self._layout.live_dirs(self._parts.spark_dirs))
+            live = self._layout.live_dirs(self._parts.spark_dirs)
+            lost = self._restorer.refuse_lost_input(manifest, region, live)
             channels = self._restorer.build(manifest, region, generation)
             crashpoint("restore-dirs-built", failed)
             if self._is_stopped.is_set():
                 raise RecoveryError("the flow was stopped meanwhile", flow=self._graph.flow)
             lineages = {name: channel.lineage for name, channel in channels.items()}
-            self._enter(generation, "regional", manifest.epoch, lineages, error)
+            self._enter(generation, "regional", manifest.epoch, lineages, error, lost=lost)
+            self._metrics.input_lost(lost)
             crashpoint("restore-generation", failed)
             self._metadata.check_fence()
             for channel in channels.values():
@@ -236,6 +246,9 @@ class RegionRecovery:
 
     def _throw_away(self, channel: ChannelLog) -> None:
         """What the operator wrote after the place it has gone back to."""
+        for name in self._graph.sinks_of(channel.operator):
+            if isinstance(sink := self._sinks[name], AtOnce):
+                sink.take_back(channel)
         left = self._entered.left.get(channel.operator)
         abort_invisible(channel, self._sinks, None if left is None else lineage_of(left))
         begun = {name: since for name, since in self._entered.begun.items() if name == channel.operator}
@@ -294,6 +307,8 @@ class RegionRecovery:
         epoch: Epoch | None,
         forked: Mapping[OperatorId, Lineage],
         error: FlowFailedError,
+        *,
+        lost: Sequence[LostInput] = (),
     ) -> None:
         spark_dirs = {**self._parts.spark_dirs, **dict.fromkeys(forked, generation)}
         lineages = {**{name: channel.lineage for name, channel in self._parts.channels.items()}, **forked}
@@ -309,6 +324,7 @@ class RegionRecovery:
             is_per_operator=self._is_per_operator,
             begun=self._entered.begun,
             left=self._entered.left,
+            lost_input=lost,
         )
         if not self._snapshots.create_generation(record):
             raise FencedError("this generation was taken by another process", generation=generation)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from cutline.channels.entries import DataEntry
 from cutline.channels.log import ChannelLog
-from cutline.errors import CutlineError, DamagedRecordError, LostInputError, RecoveryError
+from cutline.errors import CutlineError, DamagedRecordError, LostInputError, RecoveryError, StoreError
 from cutline.graph import FlowGraph
 from cutline.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.layout import Layout
-from cutline.ports import GenerationRecord, Manifest, OperatorPlan, OperatorRecord, SnapshotStore, Spans
+from cutline.ports import GenerationRecord, LostInput, Manifest, OperatorPlan, OperatorRecord, SnapshotStore, Spans
 from cutline.protocol.lineage import Lineage
 from cutline.service.clock import now_ms
 from cutline.service.manifests import lineage_of, spans_of
@@ -25,13 +25,25 @@ class Restorer:
     """Takes operators back to an epoch."""
 
     def __init__(
-        self, *, graph: FlowGraph, layout: Layout, snapshots: SnapshotStore, problem: Callable[[str], None]
+        self,
+        *,
+        graph: FlowGraph,
+        layout: Layout,
+        snapshots: SnapshotStore,
+        problem: Callable[[str], None],
+        goes_on_without: bool = False,
     ) -> None:
-        """``problem`` hears of what does not hold and does not hinder."""
+        """``problem`` hears of what does not hold and does not hinder.
+
+        ``goes_on_without``: input that is gone hinders nobody either, because a person has said so.
+        """
+        self._goes_on_without = goes_on_without
         self._graph = graph
         self._layout = layout
         self._snapshots = snapshots
         self._problem = problem
+        #: The directories that operators have run on, as far as they were looked at.
+        self._live: dict[OperatorId, Path] = {}
 
     def build(
         self, manifest: Manifest, operators: Collection[OperatorId], generation: Generation
@@ -40,30 +52,76 @@ class Restorer:
         records = self._verified_records(manifest, operators)
         channels = {name: self.forked_channel(manifest, name, generation) for name in records}
         for name, record in records.items():
-            self._snapshots.restore(record, self._layout.spark_checkpoint_dir(name, generation))
+            self.place(record, name, generation)
         return channels
+
+    def place(self, record: OperatorRecord, name: OperatorId, generation: Generation) -> None:
+        """The directory that an operator goes on in. Positions that cannot be read are moved if they may be."""
+        folder = self._layout.spark_checkpoint_dir(name, generation)
+        self._snapshots.restore(record, folder)
+        if self._goes_on_without and not record.positions:
+            self._snapshots.skip_lost_input(folder, self._live.get(name, folder))
 
     def refuse_lost_input(
         self, manifest: Manifest, operators: Collection[OperatorId], live_dirs: Mapping[OperatorId, Path]
-    ) -> None:
+    ) -> list[LostInput]:
         """Raise LostInputError if a source of one of these cannot read again what it has read since.
 
-        ``live_dirs``: where they have run since, which says what that was.
+        ``live_dirs``: where they have run since, which says what that was. Returns what is lost, if the flow may go on
+        without it.
         """
+        lost: list[LostInput] = []
         for name in sorted(operators):
             if name not in manifest.operators or name not in live_dirs:
                 continue
-            lost = self._snapshots.lost_input(self._snapshots.load_record(manifest, name), live_dirs[name])
-            if lost:
-                more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            self._live[name] = live_dirs[name]
+            try:
+                found = self._snapshots.lost_input(self._snapshots.load_record(manifest, name), live_dirs[name])
+            except StoreError as error:
                 raise LostInputError(
-                    f"input that was read since epoch {manifest.epoch} is gone: {lost[0]}{more}; "
+                    f"whether the input since epoch {manifest.epoch} can be read again cannot be known: {error.what}",
+                    next_step=error.next_step or "see whether the server runs; nothing has been changed",
+                    flow=self._graph.flow,
+                    operator=name,
+                    epoch=manifest.epoch,
+                ) from error
+            if found and not self._goes_on_without:
+                more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+                raise LostInputError(
+                    f"input that was read since epoch {manifest.epoch} is gone: {found[0].what}{more}; "
                     "going back would silently lose its rows",
-                    next_step="put it back and start again, or restore a later checkpoint; nothing has been changed",
+                    next_step="put it back and start again, or restore a later checkpoint; nothing has been changed. "
+                    'missing_input = "continue" goes on without it',
                     flow=self._graph.flow,
                     operator=name,
                     epoch=manifest.epoch,
                 )
+            lost += found
+        return lost
+
+    def refuse_lost_ahead(self, live: Mapping[OperatorId, Generation]) -> list[LostInput]:
+        """The same for sources that go on where they are, and what they have not read yet."""
+        lost: list[LostInput] = []
+        for name in self._graph.names:
+            if self._graph.node(name).inputs or name not in live:
+                continue
+            folder = self._layout.spark_checkpoint_dir(name, live[name])
+            try:
+                found = self._snapshots.lost_ahead(name, folder)
+            except StoreError as error:
+                self._problem(f"{name}: whether its input is there cannot be known: {error}")
+                continue  # its query will wait for the server
+            if found and not self._goes_on_without:
+                raise LostInputError(
+                    f"input that was not read yet is gone: {found[0].what} ({found[0].why})",
+                    next_step='put it back and start again; missing_input = "continue" goes on without it',
+                    flow=self._graph.flow,
+                    operator=name,
+                )
+            if found:
+                self._snapshots.skip_lost_input(folder, folder)
+            lost += found
+        return lost
 
     def build_alone(
         self,
@@ -214,6 +272,7 @@ def generation_record(
     is_per_operator: bool,
     begun: Mapping[OperatorId, Generation],
     left: Mapping[OperatorId, Spans],
+    lost_input: Sequence[LostInput] = (),
 ) -> GenerationRecord:
     """What is written down of an incarnation; creating it is the moment at which it exists."""
     return GenerationRecord(
@@ -229,4 +288,5 @@ def generation_record(
         is_per_operator=is_per_operator,
         begun=dict(begun),
         left=dict(left),
+        lost_input=list(lost_input),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cutline.channels.log import ChannelLog
 from cutline.graph import FlowGraph
@@ -15,6 +15,7 @@ from cutline.ports import (
     MetadataStore,
     OperatorPlan,
     PendingRecord,
+    RewindsTogether,
     Sink,
     SinkContext,
     SnapshotStore,
@@ -22,6 +23,7 @@ from cutline.ports import (
 from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import is_resumable
+from cutline.service.at_once import AtOnce
 from cutline.service.clock import now_ms
 from cutline.service.leftovers import held_files
 from cutline.service.manifests import epoch_in, gone_back_to, lineage_of, not_held, statistics
@@ -51,30 +53,54 @@ def settle_sinks(
     recorded = metadata.published()
     published: dict[SinkId, Epoch] = {}
     for node in graph.sinks:
-        sink = sinks[node.sink]
-        ahead = sink.published() or NO_EPOCH
-        newest = gone_back_to(recovered.manifests, ahead) or epoch_in(recovered.manifests, node.operator)
-        if ahead > newest and node.on_rollback == "keep":
-            log.warning("sink_keeps_what_was_given_up", flow=graph.flow, sink=node.sink, published=ahead, at=newest)
-            ahead = newest
-        elif ahead > newest:
-            log.warning("sink_rewound", flow=graph.flow, sink=node.sink, published=ahead, to=newest)
+        if isinstance(sink := sinks[node.sink], AtOnce):
+            sink.take_back(recovered.channels[node.operator])
+    ahead = {node.sink: sinks[node.sink].published() or NO_EPOCH for node in graph.sinks}
+    newest = {
+        node.sink: gone_back_to(recovered.manifests, ahead[node.sink]) or epoch_in(recovered.manifests, node.operator)
+        for node in graph.sinks
+    }
+    rewinds: list[tuple[Sink, Epoch]] = []
+    for node in graph.sinks:
+        name, at = node.sink, newest[node.sink]
+        if ahead[name] > at and node.on_rollback == "keep":
+            log.warning("sink_keeps_what_was_given_up", flow=graph.flow, sink=name, published=ahead[name], at=at)
+        elif ahead[name] > at:
+            log.warning("sink_rewound", flow=graph.flow, sink=name, published=ahead[name], to=at)
             # First: killed in between, it must not look as if somebody else had taken the sink back.
-            metadata.store_seen(node.sink, NO_EPOCH)
-            sink.rewind(newest)
-            ahead = newest
-        reached = min(max(ahead, recorded.get(node.sink, NO_EPOCH)), newest)
+            metadata.store_seen(name, NO_EPOCH)
+            rewinds.append((sinks[name], at))
+    rewind_all(rewinds)
+    for node in graph.sinks:
+        reached = min(max(ahead[node.sink], recorded.get(node.sink, NO_EPOCH)), newest[node.sink])
         floor = NO_EPOCH if recovered.record.is_per_operator else not_held(recovered.manifests, node.operator)
         # What is not its own to publish is written down nowhere: the flow may go back to where it was another's.
         metadata.store_published(node.sink, reached)
-        metadata.store_seen(node.sink, sink.published() or NO_EPOCH)
+        metadata.store_seen(node.sink, sinks[node.sink].published() or NO_EPOCH)
         published[node.sink] = max(reached, floor)
+        if isinstance(sink := sinks[node.sink], AtOnce):
+            complete = newest[node.sink]
+            sink.begin(behind=complete if published[node.sink] < complete else NO_EPOCH)
     for manifest in recovered.manifests:
         # Only now: on a host that has lost its records an older one must not make them look complete.
         if manifest.carried_from is not None and manifest.generation == recovered.generation:
             metadata.store_outcome(_completed(manifest, f"epoch {manifest.carried_from}, under other names"))
     _throw_away_what_was_left(recovered, sinks, layout)
     return published
+
+
+def rewind_all(targets: Sequence[tuple[Sink, Epoch]]) -> None:
+    """Take each sink back to its epoch; those that can go together do."""
+    groups: dict[object, list[tuple[Sink, Epoch]]] = {}
+    for sink, epoch in targets:
+        if isinstance(sink, RewindsTogether):
+            groups.setdefault(sink.rewind_group(), []).append((sink, epoch))
+        else:
+            sink.rewind(epoch)
+    for members in groups.values():
+        first = members[0][0]
+        if isinstance(first, RewindsTogether):
+            first.rewind_together(members)
 
 
 def _throw_away_what_was_left(recovered: Recovered, sinks: Mapping[SinkId, Sink], layout: Layout) -> None:

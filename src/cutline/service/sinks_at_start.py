@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cutline.errors import RecoveryError
 from cutline.graph import FlowGraph
 from cutline.ids import NO_EPOCH, Epoch, SinkId
-from cutline.ports import Manifest, Sink
+from cutline.ports import Manifest, RewindsSoFar, Sink
 from cutline.service.manifests import epoch_in, newest_of, not_held
 from cutline.service.matching import Matching
 
@@ -83,8 +83,11 @@ class SinksAtStart:
             published = self.published(node.sink)
             if published <= epoch or node.on_rollback == "keep":
                 continue
-            if node.on_rollback == "fail" or not self._sinks[node.sink].can_rewind:
-                why = "is not to be taken back" if node.on_rollback == "fail" else "cannot take rows back"
+            sink = self._sinks[node.sink]
+            oldest = sink.oldest_rewind() if isinstance(sink, RewindsSoFar) else NO_EPOCH
+            if node.on_rollback == "fail" or not sink.can_rewind or epoch < oldest:
+                why = "cannot take rows back" if epoch >= oldest else f"cannot take rows back behind epoch {oldest}"
+                why = "is not to be taken back" if node.on_rollback == "fail" else why
                 raise RecoveryError(
                     f"sink {node.sink} has published epoch {published}, the flow would go back to epoch {epoch}, "
                     f"and the sink {why}",

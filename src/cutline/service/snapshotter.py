@@ -16,7 +16,7 @@ from cutline.crashpoints import crashpoint
 from cutline.errors import CutlineError, FencedError, InvariantViolation
 from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
 from cutline.logs import get_logger
-from cutline.ports import OperatorRecord, Sink, SinkRecord, SnapshotStore, StoredRecord, SubtaskRecord
+from cutline.ports import OperatorRecord, Sink, SinkRecord, SnapshotStore, StagedBatch, StoredRecord, SubtaskRecord
 from cutline.protocol.commit import CommitPermit, StagedOutput
 from cutline.protocol.messages import (
     CutPoint,
@@ -31,6 +31,7 @@ from cutline.protocol.messages import (
     TakeSnapshot,
     Timings,
 )
+from cutline.service.at_once import AtOnce
 from cutline.service.post import ToCoordinator
 
 log = get_logger(__name__)
@@ -45,6 +46,14 @@ _ENDED_EPOCHS_REMEMBERED = 256
 class _Request:
     action: TakeSnapshot
     asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Happened:
+    """A batch stands in the log that a sink is to publish at once."""
+
+    sink: AtOnce
+    batch: StagedBatch
 
 
 class Snapshotter:
@@ -83,7 +92,7 @@ class Snapshotter:
         self._over: deque[Epoch] = deque(maxlen=_ENDED_EPOCHS_REMEMBERED)
         self._stopping = threading.Event()
         self._requests: queue.SimpleQueue[_Request | ResendAck | EpochClosed | None] = queue.SimpleQueue()
-        self._permits: queue.SimpleQueue[CommitPermit | None] = queue.SimpleQueue()
+        self._permits: queue.SimpleQueue[CommitPermit | _Happened | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run_snapshots, name=f"cutline-snapshot-{operator}", daemon=True),
             threading.Thread(target=self._run_commits, name=f"cutline-publish-{operator}", daemon=True),
@@ -235,8 +244,29 @@ class Snapshotter:
     def publish(self, permit: CommitPermit) -> None:
         self._permits.put(permit)
 
+    def publish_at_once(self, staged: Mapping[SinkId, StagedBatch]) -> None:
+        """A batch has happened: some sinks do not wait for a checkpoint. To be called in the order of the log."""
+        for name, batch in staged.items():
+            if isinstance(sink := self._sinks.get(name), AtOnce):
+                self._permits.put(_Happened(sink, batch))
+
+    def _publish_early(self, happened: _Happened) -> bool:
+        """False: trying again would never end."""
+        try:
+            happened.sink.publish(happened.batch)
+        except FencedError as error:
+            self._on_fatal(error)
+            return False
+        except Exception:  # a sink may raise anything; the batch comes with the next one, or with its checkpoint
+            log.warning("not_published_at_once", operator=self._operator, batch=happened.batch.batch, exc_info=True)
+        return True
+
     def _run_commits(self) -> None:
         while (permit := self._permits.get()) is not None:
+            if isinstance(permit, _Happened):
+                if not self._publish_early(permit):
+                    return
+                continue
             try:
                 has_rows = self._commit(permit)
             except FencedError as error:  # another history has passed this one: trying again would never end
@@ -254,14 +284,15 @@ class Snapshotter:
                 )
 
     def _commit(self, permit: CommitPermit) -> bool:
-        """Whether there were rows to publish."""
+        """Whether there were rows to publish, of which the sink says from now on that it has them."""
         record = self._snapshots.load_record(self._snapshots.load_manifest(permit.epoch), self._operator)
         prepared = record.sinks.get(permit.sink)
         if prepared is None:
             return False  # the sink was added to the flow after this epoch
         staged = [batch for batch in prepared.staged if permit.covers(batch.batch)]
-        self._sinks[permit.sink].commit(permit, staged, prepared.token)
-        return any(batch.rows for batch in staged)
+        sink = self._sinks[permit.sink]
+        sink.commit(permit, staged, prepared.token)
+        return any(batch.rows for batch in staged) and not isinstance(sink, AtOnce)
 
 
 def _ms(seconds: float) -> float:

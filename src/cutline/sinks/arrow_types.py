@@ -102,6 +102,23 @@ def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> N
         )
 
 
+def key_problems(rows: pa.Schema, key: Sequence[str]) -> list[str]:
+    """What keeps these columns from telling rows apart."""
+    import pyarrow as pa
+
+    problems = []
+    for name in key:
+        if name not in rows.names:
+            problems.append(f"the key column {name} is not in the rows ({', '.join(rows.names)})")
+            continue
+        kind = rows.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_floating(kind):
+            problems.append(f"the key column {name} is of type {kind}, whose values are not told apart dependably")
+    if len(set(key)) != len(key):
+        problems.append("a key column is named twice")
+    return problems
+
+
 def partition_text(value: Any) -> str | None:
     """A partition value as Delta's protocol and Hive's folders spell it. Null and the empty string are one."""
     match value:

@@ -9,33 +9,32 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import unquote
-
-import msgspec
 
 from cutline.crashpoints import crashpoint
 from cutline.durable import fsync_dir, is_temporary, make_dir
 from cutline.errors import ConfigError, FencedError, InvariantViolation, NotDone, OutcomeUnknown, SinkError
 from cutline.ids import NO_EPOCH, Epoch
-from cutline.logs import get_logger
-from cutline.sinks.arrow_types import check_partition_columns, rows_schema, storable_schema
-from cutline.sinks.delta_fit import property_problems, schema_problems
-from cutline.sinks.delta_log import MARK_KEY, DeltaLog, Mark
+from cutline.ports import StageAttempt
+from cutline.sinks.arrow_types import check_partition_columns, key_problems, rows_schema, storable_schema
+from cutline.sinks.delta_changes import Upsert, check_whole, files_of, overwritten_partitions
+from cutline.sinks.delta_commit import append_files, no_hooks, properties, replace_files
+from cutline.sinks.delta_fit import check_removable, feature_problems, property_problems, schema_problems
+from cutline.sinks.delta_log import DeltaLog, Mark
+from cutline.sinks.delta_upkeep import condense
 from cutline.sinks.parquet_files import ParquetStager
 from cutline.sinks.staged import check_commit, check_still_there, digest_of, local_path, pieces_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import CommitProperties, DeltaTable
-    from deltalake.transaction import PostCommitHookProperties
+    from deltalake import DeltaTable
 
     from cutline.ports import Piece, SinkContext, StagedBatch, Stager
     from cutline.protocol.commit import CommitPermit
 
 #: Tries of one transaction. deltalake itself settles harmless conflicts within each; more tries need a fresh view.
 MOST_TRIES = 5
-_CHECKPOINT_INTERVAL = 100
 #: A staged file is older than the commit that names it, but clocks of hosts differ.
 _CLOCK_MARGIN_MS = 24 * 3_600_000
 _VACUUM_HINT = (
@@ -43,23 +42,36 @@ _VACUUM_HINT = (
     "the longest time the flow may stand still"
 )
 
-_log = get_logger(__name__)
+Mode = Literal["append", "upsert", "overwrite_partitions"]
+#: What the table's history calls it.
+_OPERATIONS: dict[Mode, str] = {"append": "WRITE", "upsert": "MERGE", "overwrite_partitions": "WRITE"}
 
 
 class Delta:
     """Exactly-once rows in a Delta table, which other writers and flows may share.
 
-    With output mode ``update`` every updated row is appended as a new row.
+    ``append``: every row is a new row, also the updated ones of output mode ``update``. ``upsert``: a row replaces the
+    one with the same ``key``. ``overwrite_partitions``: a batch replaces the partitions that its rows are in.
     """
 
     output_modes: frozenset[str] = frozenset({"append", "update"})
     can_rewind: bool = True
 
-    def __init__(self, path: str | os.PathLike[str], partition_by: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        partition_by: Sequence[str] = (),
+        *,
+        mode: Mode = "append",
+        key: Sequence[str] = (),
+    ) -> None:
         if find_spec("deltalake") is None:
             raise ConfigError("the Delta sink needs the package deltalake", next_step="pip install cutline[delta]")
         self.path = local_path(path, sink="Delta")
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.mode: Mode = mode
+        _check_mode(mode, self.key, self.partition_by)
         self._delta_log = DeltaLog(self.path / "_delta_log")
         self._context: SinkContext | None = None
         #: Of the rows as they come, and of the files they go into; both set by open.
@@ -68,7 +80,7 @@ class Delta:
         self._table: DeltaTable | None = None
 
     def __repr__(self) -> str:
-        return f"Delta({str(self.path)!r}, partition_by={self.partition_by!r})"
+        return f"Delta({str(self.path)!r}, partition_by={self.partition_by!r}, mode={self.mode!r}, key={self.key!r})"
 
     def open(self, context: SinkContext) -> None:
         """Create the table, or check that such rows may be added to the one that is there."""
@@ -77,6 +89,8 @@ class Delta:
         self._rows = rows_schema(context)
         self._schema = storable_schema(self._rows)
         check_partition_columns(self._schema, self.partition_by)
+        if wrong := key_problems(self._schema, self.key):
+            raise SinkError("; ".join(wrong), next_step="name other columns as key=[…]", path=self.path)
         self._context, self._table = context, None
         if not DeltaTable.is_deltatable(str(self.path)):
             self._create()
@@ -94,6 +108,7 @@ class Delta:
             sink=context.sink,
             schema_ipc=self._schema.serialize().to_pybytes(),
             partition_by=self.partition_by,
+            key=self.key,
             has_stats=True,
         )
 
@@ -114,7 +129,7 @@ class Delta:
         seen = self._current().version()
         failure: Exception | None = None
         for _ in range(MOST_TRIES):
-            failure = self._try_publish(permit, pieces)
+            failure = self._try_publish(permit, staged)
             # A failed try may have taken effect: only the table itself knows.
             if self._is_published(permit, pieces, after=failure):
                 break
@@ -129,7 +144,9 @@ class Delta:
                 path=self.path,
             ) from failure
         crashpoint("sink-commit-done", context.sink)
-        self._checkpoint_log(seen)
+        if condense(self._refresh(), self._delta_log, seen):
+            # From a checkpoint a table is read anew faster than it is brought up to date.
+            self._table = None
 
     def abort(self, staged: Iterable[StagedBatch]) -> None:
         """Delete staged files that no commit names, not even one that was taken back (time travel needs those)."""
@@ -207,7 +224,10 @@ class Delta:
         context = self._opened()
         # The files' schema allows nulls everywhere; whether nulls can come is what the rows' own schema says.
         strict = pa.schema([field.with_nullable(self._rows.field(field.name).nullable) for field in self._schema])
-        problems = property_problems(table.metadata().configuration)
+        problems = property_problems(table.metadata().configuration, replaces=self.mode != "append")
+        if self.mode != "append":
+            protocol = table.protocol()
+            problems += feature_problems(protocol.min_writer_version, protocol.writer_features)
         problems += schema_problems(Schema.from_arrow(strict).to_json(), table.schema().to_json())
         if (found := tuple(table.metadata().partition_columns)) != self.partition_by:
             problems.append(f"it is partitioned by {found or 'nothing'}, the sink by {self.partition_by or 'nothing'}")
@@ -255,15 +275,6 @@ class Delta:
         if (newest := self._delta_log.newest_of(table.version(), self._app)) is not None:
             self._delta_log.make_durable(newest - 1, table.version())
 
-    def _properties(self, mark: Mark, rewound: Epoch | None = None) -> CommitProperties:
-        from deltalake import CommitProperties, Transaction
-
-        # Without lastUpdated a transaction never expires (delta.setTransactionRetentionDuration).
-        transactions = [Transaction(self._app, mark.after)]
-        if rewound is not None:
-            transactions.append(Transaction(f"{self._app}/rewound", rewound))
-        return CommitProperties(custom_metadata={MARK_KEY: msgspec.to_builtins(mark)}, app_transactions=transactions)
-
     # ------------------------------------------------------------------ publishing
 
     def _is_published(self, permit: CommitPermit, pieces: list[Piece], *, after: Exception | None = None) -> bool:
@@ -295,15 +306,14 @@ class Delta:
             path=self.path,
         )
 
-    def _try_publish(self, permit: CommitPermit, pieces: list[Piece]) -> Exception | None:
+    def _try_publish(self, permit: CommitPermit, staged: Sequence[StagedBatch]) -> Exception | None:
         """One try on top of the very version in which the epoch was not published and not fenced.
 
         Whoever changes either in between conflicts with it. After a failure only a fresh look tells what happened.
         """
         from deltalake.exceptions import DeltaError
-        from deltalake.transaction import AddAction
 
-        table = self._current()
+        table, pieces = self._current(), pieces_of(staged)
         mark = Mark(
             app=self._app,
             kind="publish",
@@ -311,37 +321,45 @@ class Delta:
             after=permit.epoch,
             digest=digest_of(pieces),
         )
-        adds = [
-            AddAction(
-                path=piece["path"],  # deltalake does the percent-encoding
-                size=piece["size_bytes"],
-                partition_values=piece["partition"],
-                modification_time=piece["modified_ms"],
-                data_change=True,
-                stats=piece["stats"],
-            )
-            for piece in pieces
-        ]
+        if self.mode != "append":
+            return self._try_replace(permit, staged, mark)
         crashpoint("sink-commit-half", permit.sink)
         try:
-            table.create_write_transaction(
-                list(adds),
-                mode="append",
-                schema=table.schema(),
-                partition_by=list(self.partition_by),
-                commit_properties=self._properties(mark),
-                post_commithook_properties=_no_hooks(),
-            )
+            append_files(table, pieces, self.partition_by, mark)
         except (DeltaError, OSError) as error:
             return error
         return None
 
+    def _try_replace(self, permit: CommitPermit, staged: Sequence[StagedBatch], mark: Mark) -> Exception | None:
+        """Compute from the version that is current what leaves and what comes, and make exactly the next version."""
+        import pyarrow as pa
+
+        table = self._current()
+        files = files_of(table, self.partition_by)
+        # Files that are written anew keep all columns of the table, also those that the flow's rows lack.
+        whole = storable_schema(pa.schema(table.schema().to_arrow()))
+        upsert = Upsert(self.path, self.key, whole, self.partition_by, _rewriting(permit))
+        if self.mode == "upsert":
+            change = upsert.replacement(files, pieces_of(staged))
+        else:
+            change = overwritten_partitions(files, staged)
+        crashpoint("sink-commit-half", permit.sink)
+        try:
+            if replace_files(self._delta_log, table.version() + 1, change, mark, operation=_OPERATIONS[self.mode]):
+                return None
+        except OSError as error:
+            return error  # the version may exist and name what was written
+        upsert.discard(change)
+        return NotDone("another writer made that version", path=self.path)
+
     def _try_rewind(self, table: DeltaTable, epoch: Epoch) -> Exception | None:
         from deltalake.exceptions import DeltaError
 
-        self._check_removable(table)
+        check_removable(table.metadata().configuration, self.path)
         published = self._epoch_in(table)
         version, after = self._delta_log.rewind_target(table.version(), self._app, published, epoch)
+        if self.mode != "append":
+            check_whole(self.path, version)
         mark = Mark(app=self._app, kind="rewind", before=published, after=after)
         rewound = max(self._rewound_in(table), published)
         crashpoint("sink-rewind-half", self._opened().sink)
@@ -349,43 +367,33 @@ class Delta:
             # Fails if anybody commits in between, so a foreign change is never restored away unseen.
             table.restore(
                 version,
-                commit_properties=self._properties(mark, rewound=rewound),
-                post_commithook_properties=_no_hooks(),
+                commit_properties=properties(mark, rewound=rewound),
+                post_commithook_properties=no_hooks(),
             )
         except (DeltaError, OSError) as error:
             return error
         return None
 
-    def _checkpoint_log(self, seen: int) -> None:
-        """Condense the log now and then, as Delta's writers do. Only reading gets slower if it fails."""
-        from deltalake.exceptions import DeltaError
 
-        table = self._refresh()
-        configuration = table.metadata().configuration
-        interval = int(configuration.get("delta.checkpointInterval") or _CHECKPOINT_INTERVAL)
-        if table.version() // interval == seen // interval:
-            return
-        try:
-            table.create_checkpoint()
-            # From a checkpoint a table is read anew faster than it is brought up to date.
-            self._table = None
-            self._delta_log.make_checkpoint_durable(table.version())
-            if configuration.get("delta.enableExpiredLogCleanup", "true") != "false":
-                table.cleanup_metadata()
-        except (DeltaError, OSError) as error:
-            _log.warning("delta_checkpoint_failed", path=str(self.path), version=table.version(), error=str(error))
-
-    def _check_removable(self, table: DeltaTable) -> None:
-        if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
-            raise SinkError(
-                "the table is append-only, so nothing can be taken back",
-                next_step="restore the flow without rewinding this sink, or unset delta.appendOnly",
-                path=self.path,
-            )
+def _check_mode(mode: str, key: tuple[str, ...], partition_by: tuple[str, ...]) -> None:
+    problem = None
+    if mode not in get_args(Mode):
+        problem = f"the Delta sink has no mode {mode!r}", f"use one of: {', '.join(get_args(Mode))}"
+    elif (mode == "upsert") != bool(key):
+        problem = "mode='upsert' and key=[…] go together", "name the columns that tell rows apart"
+    elif mode == "overwrite_partitions" and not partition_by:
+        problem = "mode='overwrite_partitions' needs partitions", "give partition_by=[…]"
+    if problem is not None:
+        raise ConfigError(problem[0], next_step=problem[1])
 
 
-def _no_hooks() -> PostCommitHookProperties:
-    """Condensing the log is done apart, where its failure is not mistaken for one of the commit."""
-    from deltalake.transaction import PostCommitHookProperties
-
-    return PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+def _rewriting(permit: CommitPermit) -> StageAttempt:
+    """Names the files that a commit writes anew."""
+    return StageAttempt(
+        flow=permit.flow,
+        operator=permit.operator,
+        generation=permit.generation,
+        batch=permit.through_batch,
+        partition=0,
+        attempt=f"e{permit.epoch}",
+    )

@@ -1,17 +1,44 @@
-"""Whether rows may be added to an existing Delta table by naming files in its log, and if not, why."""
+"""Whether rows may be added to, or replaced in, an existing Delta table by naming files in its log; if not, why."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from cutline.errors import SinkError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: Properties that make Delta's writers compute or check something that naming finished files cannot.
 _REFUSED_PROPERTIES = {
     "delta.columnMapping.mode": ("none", "files would need the physical column names"),
     "delta.enableRowTracking": ("false", "added files would need row ids"),
 }
+#: What replacing files would break, beside that.
+_REFUSED_WHEN_REPLACING = {
+    "delta.appendOnly": ("false", "nothing in it may be replaced"),
+    "delta.enableChangeDataFeed": ("false", "rows that only move to another file would show as changes"),
+    "delta.enableDeletionVectors": ("false", "rows that were deleted so would come back"),
+}
+#: What a table may ask of writers that this one knows how to honour, or that the checks above exclude in use.
+_KNOWN_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "invariants",
+        "checkConstraints",
+        "generatedColumns",
+        "changeDataFeed",
+        "columnMapping",
+        "identityColumns",
+        "timestampNtz",
+        "domainMetadata",
+        "vacuumProtocolCheck",
+    }
+)
+_LAST_VERSION_WITHOUT_FEATURES = 6
 _REFUSED_COLUMN_METADATA = {
     "delta.invariants": "has a constraint, which would not be checked",
     "delta.generationExpression": "is generated, which would not be computed",
@@ -19,15 +46,34 @@ _REFUSED_COLUMN_METADATA = {
 }
 
 
-def property_problems(configuration: Mapping[str, str | None]) -> list[str]:
-    """What in the table's properties stands against it."""
+def property_problems(configuration: Mapping[str, str | None], *, replaces: bool = False) -> list[str]:
+    """What in the table's properties stands against it. ``replaces``: not only adding, but replacing files."""
+    refused = _REFUSED_PROPERTIES | (_REFUSED_WHEN_REPLACING if replaces else {})
     problems = [
         f"{key} is {configuration[key]}: {reason}"
-        for key, (harmless, reason) in _REFUSED_PROPERTIES.items()
+        for key, (harmless, reason) in refused.items()
         if (configuration.get(key) or harmless).lower() != harmless
     ]
     problems += [f"{key} would not be checked" for key in configuration if key.startswith("delta.constraints.")]
     return problems
+
+
+def check_removable(configuration: Mapping[str, str | None], path: Path) -> None:
+    """Refuse to take back anything from a table in which nothing may be taken back."""
+    if (configuration.get("delta.appendOnly") or "false").lower() == "true":
+        raise SinkError(
+            "the table is append-only, so nothing can be taken back",
+            next_step="restore the flow without rewinding this sink, or unset delta.appendOnly",
+            path=path,
+        )
+
+
+def feature_problems(writer_version: int, writer_features: Sequence[str] | None) -> list[str]:
+    """What the table asks of those who write its log themselves, and this writer does not know."""
+    if writer_version <= _LAST_VERSION_WITHOUT_FEATURES:
+        return []
+    unknown = sorted(set(writer_features or ()) - _KNOWN_FEATURES)
+    return [f"it asks writers for {', '.join(unknown)}"] if unknown else []
 
 
 def schema_problems(rows: str, table: str) -> list[str]:

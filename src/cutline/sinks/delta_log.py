@@ -62,7 +62,7 @@ class DeltaLog:
         """From version ``newest`` down, as far back as the log reaches. Lists nothing: a log can be very long."""
         for version in range(newest, -1, -1):
             try:
-                text = self._file(version).read_text()
+                text = self.file_of(version).read_text()
             except FileNotFoundError:  # older versions were cleaned away up to a checkpoint
                 return
             yield _parse(version, text)
@@ -128,7 +128,7 @@ class DeltaLog:
     def make_durable(self, after: int, through: int) -> None:
         """Sync the versions in (after, through] and the folder. deltalake itself syncs nothing."""
         for version in range(after + 1, through + 1):
-            path = self._file(version)
+            path = self.file_of(version)
             if path.exists():
                 fsync_file(path)
         fsync_dir(self.folder)
@@ -142,7 +142,8 @@ class DeltaLog:
             fsync_file(pointer)
         fsync_dir(self.folder)
 
-    def _file(self, version: int) -> Path:
+    def file_of(self, version: int) -> Path:
+        """The file whose existence makes the version."""
         return self.folder / f"{version:020}.json"
 
 

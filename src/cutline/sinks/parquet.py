@@ -6,7 +6,6 @@ Everything unpublished lives below ``<path>/_cutline``; Spark and pyarrow pass o
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -25,7 +24,15 @@ from cutline.errors import FencedError, InvariantViolation, SinkError
 from cutline.ids import NO_EPOCH, Epoch, FlowName, OperatorId, SinkId
 from cutline.sinks.arrow_types import check_partition_columns, differences, rows_schema, storable_schema
 from cutline.sinks.parquet_files import ParquetStager
-from cutline.sinks.staged import check_commit, check_still_there, local_path, pieces_of
+from cutline.sinks.staged import (
+    STAGED_FOLDER,
+    check_commit,
+    check_still_there,
+    delete_staged,
+    local_path,
+    pieces_of,
+    sweep_staged,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,8 +42,7 @@ if TYPE_CHECKING:
 
 EPOCH_COLUMN = "cutline_epoch"
 PRIVATE = "_cutline"
-_STAGED_FOLDER = f"{PRIVATE}/staged/g{{generation}}-b{{batch}}"
-_STAGED_NAME = re.compile(r"g(\d+)-b(\d+)")
+_STAGED = f"{PRIVATE}/staged"
 _EPOCH_NAME = re.compile(rf"{EPOCH_COLUMN}=(\d+)")
 _LEDGER_KIND = "parquet-sink-ledger"
 #: What a file system answers that has no hard links.
@@ -103,7 +109,7 @@ class Parquet:
     def stager(self) -> Stager:
         return ParquetStager(
             root=str(self.path),
-            folder=_STAGED_FOLDER,
+            folder=f"{_STAGED}/{STAGED_FOLDER}",
             sink=self._opened().sink,
             schema_ipc=self._schema_ipc,
             partition_by=self.partition_by,
@@ -124,20 +130,13 @@ class Parquet:
             prepared = self._prepare_folder(permit, pieces)
             self._publish(permit, prepared)
             crashpoint("sink-commit-done", context.sink)
-        self._sweep(permit, staged)
+        sweep_staged(self.path / _STAGED, staged, permit.through_batch)
 
     def abort(self, staged: Iterable[StagedBatch]) -> None:
         """Delete exactly the named staged files. A published epoch has links of its own and stays."""
         self._opened()
-        for piece in pieces_of(staged):
-            path = self.path / piece["path"]
-            path.unlink(missing_ok=True)
-            # The batch's folders go with the last file in them.
-            for folder in path.relative_to(self.path).parents:
-                if folder.parts[:2] != (PRIVATE, "staged") or len(folder.parts) < 3:
-                    break
-                with contextlib.suppress(OSError):
-                    (self.path / folder).rmdir()
+        below = f"{_STAGED}/"  # which itself stays
+        delete_staged(self.path / _STAGED, [{"path": piece["path"].removeprefix(below)} for piece in pieces_of(staged)])
 
     def published(self) -> Epoch | None:
         return max(self._epochs(), default=None)
@@ -283,20 +282,6 @@ class Parquet:
                 raise
             shutil.rmtree(prepared, ignore_errors=True)
         fsync_dir(self.path)
-
-    def _sweep(self, permit: CommitPermit, staged: Sequence[StagedBatch]) -> None:
-        """Delete staged files up to the epoch's last batch: published now, or of attempts that failed.
-
-        A newer generation may stage batches of the same numbers at this moment; those are not touched.
-        """
-        if not staged:
-            return
-        generation = max(batch.generation for batch in staged)
-        folder = self._private / "staged"
-        for name in os.listdir(folder) if folder.is_dir() else ():
-            match = _STAGED_NAME.fullmatch(name)
-            if match and int(match[1]) <= generation and int(match[2]) <= permit.through_batch:
-                shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _public_name(piece: Piece) -> str:

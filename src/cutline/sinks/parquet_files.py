@@ -53,6 +53,8 @@ class ParquetStager:
     #: Serialized Arrow schema of the files, partition columns included.
     schema_ipc: bytes
     partition_by: tuple[str, ...] = ()
+    #: Columns that tell rows apart, so that a null in one is refused.
+    key: tuple[str, ...] = ()
     #: Whether pieces carry Delta's statistics.
     has_stats: bool = False
     row_group_bytes: int = ROW_GROUP_BYTES
@@ -102,6 +104,8 @@ class ParquetWriter:
         if not batch.num_rows:
             return
         rows = self._conform(batch)
+        for name in self._stager.key:
+            self._check_key(rows, name)
         if not self._stager.partition_by:
             self._hold((), rows)
             return
@@ -132,6 +136,21 @@ class ParquetWriter:
                 next_step="stop the flow and start it again, so that the sink sees the new schema",
                 path=self._root,
             ) from error
+
+    def _check_key(self, rows: pa.RecordBatch, name: str) -> None:
+        import pyarrow.compute as pc
+
+        column = rows.column(name)
+        has_none = column.null_count > 0
+        if not has_none and name in self._stager.partition_by and str(column.type) == "string":
+            has_none = pc.any(pc.equal(column, "")).as_py()  # as a partition value it reads back as null
+        if has_none:
+            raise SinkError(
+                "a row has no value in a key column, so nobody could tell which row it replaces",
+                next_step="filter such rows out in the flow, or give them a value (coalesce)",
+                column=name,
+                path=self._root,
+            )
 
     def _split(self, rows: pa.RecordBatch) -> list[tuple[Key, pa.RecordBatch]]:
         """One batch per combination of partition values, rows in their order."""

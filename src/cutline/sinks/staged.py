@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -11,8 +14,13 @@ from typing import TYPE_CHECKING
 from cutline.errors import InvariantViolation, SinkError
 
 if TYPE_CHECKING:
+    from cutline.ids import BatchId
     from cutline.ports import Piece, SinkContext, StagedBatch
     from cutline.protocol.commit import CommitPermit
+
+#: Where a batch stages its files, below the sink's folder for them.
+STAGED_FOLDER = "g{generation}-b{batch}"
+_STAGED_NAME = re.compile(r"g(\d+)-b(\d+)")
 
 
 def local_path(path: str | os.PathLike[str], *, sink: str) -> Path:
@@ -67,3 +75,29 @@ def check_still_there(root: Path, pieces: Iterable[Piece], *, hint: str) -> None
             raise SinkError(
                 f"a staged file has {size_bytes} bytes instead of {piece['size_bytes']}", next_step=hint, path=path
             )
+
+
+def delete_staged(root: Path, pieces: Iterable[Piece]) -> None:
+    """Delete exactly the named files, and the folders that become empty with them. Gone already: nothing happens."""
+    for piece in pieces:
+        path = root / piece["path"]
+        path.unlink(missing_ok=True)
+        for folder in path.relative_to(root).parents:
+            if not folder.parts:
+                break
+            with contextlib.suppress(OSError):
+                (root / folder).rmdir()
+
+
+def sweep_staged(folder: Path, staged: Sequence[StagedBatch], through_batch: BatchId) -> None:
+    """Delete staged files up to an epoch's last batch: published now, or of attempts that failed.
+
+    A newer generation may stage batches of the same numbers at this moment; those are not touched.
+    """
+    if not staged:
+        return
+    generation = max(batch.generation for batch in staged)
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        match = _STAGED_NAME.fullmatch(name)
+        if match and int(match[1]) <= generation and int(match[2]) <= through_batch:
+            shutil.rmtree(folder / name, ignore_errors=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from cutline.errors import CutlineError, DamagedRecordError
+from cutline.errors import CutlineError, DamagedRecordError, StoreError
 from cutline.ids import Epoch, OperatorId
 from cutline.layout import Layout
 from cutline.ports import Manifest, OperatorRecord, SnapshotFile
@@ -83,4 +83,9 @@ class LocalInspector:
             positions = recorded_positions(record, self._layout)
         except CutlineError as error:
             return SourceReport(problems=[FileProblem(f"offsets/{record.batch}", str(error))])
-        return check_sources(positions, live_dir)
+        try:
+            return check_sources(positions, live_dir)
+        except StoreError as error:
+            return SourceReport(
+                problems=[FileProblem(f"offsets/{record.batch}", f"whether its input is there: {error}")]
+            )

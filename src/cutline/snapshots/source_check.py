@@ -7,7 +7,7 @@ known kind is not guarded: only whoever runs it knows whether its input is still
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -18,7 +18,9 @@ from cutline.errors import DamagedRecordError
 from cutline.layout import Layout
 from cutline.ports import OperatorRecord
 from cutline.ports.inspection import FileProblem, SourceReport
-from cutline.snapshots.spark_logs import file_position, parse_offsets
+from cutline.snapshots.closure import last_batches
+from cutline.snapshots.spark_logs import file_position, load_offsets, parse_offsets
+from cutline.sources import kafka_positions, nats_positions, postgres
 
 _COMPACT = ".compact"
 #: Spark compacts and purges a log while we read it: then it is listed anew.
@@ -31,8 +33,12 @@ class SourceKind(NamedTuple):
     name: str
     #: By its offset at the checkpoint, as JSON; None: it had read nothing yet.
     is_mine: Callable[[bytes | None, Path], bool]
-    #: (offset at the checkpoint, its folder in the live ``sources/``) → what cannot be read again.
-    check: Callable[[bytes | None, Path], SourceReport]
+    #: (offset at the checkpoint, its folder in the live ``sources/``, newest offset in the live directory, if there is
+    #: one) → what cannot be read again. Raises StoreError if a server must be asked and cannot.
+    check: Callable[[bytes | None, Path, bytes | None], SourceReport]
+    #: (an offset and those of batches planned after it, newest offset) → the same, moved to the earliest that is there.
+    #: None: there is nothing to move, the source simply goes on without what is gone.
+    moved: Callable[[Sequence[bytes], bytes | None], list[bytes]] | None = None
 
 
 class _ListedFile(msgspec.Struct, frozen=True, rename="camel"):
@@ -64,19 +70,33 @@ def check_sources(positions: Mapping[str, bytes | None], live_dir: Path | None) 
         return SourceReport(notes=["its sources are not guarded: nothing says where it runs now"])
     problems: list[FileProblem] = []
     notes: list[str] = []
+    newest = newest_positions(live_dir)
     names = sorted({*positions, *_folders(live_dir / "sources")})
     for name in names:
         position, folder = positions.get(name), live_dir / "sources" / name
-        kind = next((one for one in SOURCE_KINDS if one.is_mine(position, folder)), None)
+        kind = kind_of(position, folder)
         if kind is None:
             notes.append(f"source {name} is not guarded: whether its input is still there cannot be known from here")
             continue
-        report = kind.check(position, folder)
+        report = kind.check(position, folder, newest.get(name))
         problems += report.problems
         notes += [f"source {name} ({kind.name}) {note}" for note in report.notes]
     if not names:
         notes.append("its sources are not guarded: they have noted no offsets")
     return SourceReport(problems, notes)
+
+
+def kind_of(position: bytes | None, folder: Path) -> SourceKind | None:
+    return next((one for one in SOURCE_KINDS if one.is_mine(position, folder)), None)
+
+
+def newest_positions(live_dir: Path) -> dict[str, bytes | None]:
+    """How far every source was read, as far as that is known."""
+    planned, _ = last_batches(live_dir)
+    try:
+        return load_offsets(str(live_dir), planned).positions
+    except (DamagedRecordError, OSError):
+        return {}
 
 
 def _folders(path: Path) -> list[str]:
@@ -98,7 +118,7 @@ def _is_file_source(position: bytes | None, folder: Path) -> bool:
         return False
 
 
-def _check_files(position: bytes | None, folder: Path) -> SourceReport:
+def _check_files(position: bytes | None, folder: Path, _: bytes | None) -> SourceReport:
     last = file_position(position)
     if not folder.is_dir():
         return SourceReport(notes=["is not guarded: its live log of files is not there"])
@@ -139,5 +159,25 @@ def _local_path(uri: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
 
 
-#: The first kind that recognises a source looks after it. Kafka and others are added here.
-SOURCE_KINDS: list[SourceKind] = [SourceKind("files", _is_file_source, _check_files)]
+# ------------------------------------------------------------------------------------------------- servers
+
+
+def _check_kafka(position: bytes | None, _: Path, latest: bytes | None) -> SourceReport:
+    return kafka_positions.check(position, latest)
+
+
+def _check_nats(position: bytes | None, _: Path, latest: bytes | None) -> SourceReport:
+    return nats_positions.check(position, latest)
+
+
+def _check_postgres(position: bytes | None, _: Path, latest: bytes | None) -> SourceReport:
+    return postgres.check(position, latest)
+
+
+#: The first kind that recognises a source looks after it.
+SOURCE_KINDS: list[SourceKind] = [
+    SourceKind("files", _is_file_source, _check_files),
+    SourceKind("Kafka", lambda position, _: kafka_positions.is_mine(position), _check_kafka, kafka_positions.moved),
+    SourceKind("NATS", lambda position, _: nats_positions.is_mine(position), _check_nats, nats_positions.moved),
+    SourceKind("PostgreSQL", lambda position, _: postgres.is_mine(position), _check_postgres, postgres.moved),
+]

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from cutline import durable, records
 from cutline.crashpoints import crashpoint
-from cutline.errors import CutlineError, DamagedRecordError
+from cutline.errors import CutlineError, DamagedRecordError, LostInputError
 from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, OperatorId, Subtask
 from cutline.layout import Layout
 from cutline.ports import (
     FileSet,
     GenerationRecord,
     LiveDirs,
+    LostInput,
     Manifest,
     OperatorRecord,
     Pin,
@@ -28,7 +29,8 @@ from cutline.ports import (
     SubtaskRecord,
     Tombstone,
 )
-from cutline.snapshots import replay
+from cutline.ports.inspection import FileProblem
+from cutline.snapshots import replay, skipping
 from cutline.snapshots.blobs import BlobStore
 from cutline.snapshots.closure import closure, last_batches, verify_files
 from cutline.snapshots.relocate import relocate
@@ -39,6 +41,10 @@ from cutline.snapshots.spark_logs import load_offsets
 INLINE_BYTES = 8 << 10
 
 _RECORD, _MANIFEST, _TOMBSTONE = "operator", "manifest", "aborted"
+
+
+def _lost(operator: OperatorId, problem: FileProblem) -> LostInput:
+    return LostInput(operator=operator, what=problem.path, why=problem.problem, parts=problem.parts)
 
 
 def _inline(held: Path, name: str) -> SnapshotFile:
@@ -278,11 +284,24 @@ class LocalSnapshotStore:
         found = (self._blobs.damage(file) for file in record.files())
         return [problem for problem in found if problem]
 
-    def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[str]:
+    def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[LostInput]:
         if self._live_dirs is not None:
             with contextlib.suppress(DamagedRecordError):  # then the mirror is all that is known
                 self._live_dirs.fetch(live_dir)
-        return [problem.path for problem in check_sources(recorded_positions(record, self._layout), live_dir).problems]
+        report = check_sources(recorded_positions(record, self._layout), live_dir)
+        return [_lost(record.operator, problem) for problem in report.problems]
+
+    def lost_ahead(self, operator: OperatorId, spark_checkpoint_dir: Path) -> list[LostInput]:
+        return [_lost(operator, problem) for problem in skipping.lost_ahead(spark_checkpoint_dir)]
+
+    def skip_lost_input(self, spark_checkpoint_dir: Path, live_dir: Path) -> None:
+        if self._live_dirs is not None and spark_checkpoint_dir == live_dir:
+            raise LostInputError(
+                "positions cannot be moved in a directory that is not here",
+                next_step="restore the newest checkpoint (restore_to), which moves them on the way",
+                path=spark_checkpoint_dir,
+            )
+        skipping.skip_lost(spark_checkpoint_dir, live_dir)
 
     def restore(self, record: OperatorRecord, spark_checkpoint_dir: Path) -> None:
         shutil.rmtree(spark_checkpoint_dir, ignore_errors=True)

@@ -28,7 +28,10 @@ from cutline.protocol.lineage import Lineage
 from cutline.spark import plan as planning
 from cutline.spark.channel_source import FORMAT, ChannelSource
 from cutline.spark.generator_source import GeneratorSource
+from cutline.spark.kafka_source import KafkaSource
 from cutline.spark.live_dirs import settle_live_dirs
+from cutline.spark.nats_source import NatsSource
+from cutline.spark.postgres_source import PostgresSource
 from cutline.spark.session import query_session, settle_python_sources
 from cutline.spark.staging import REPORT_SCHEMA, stage_rows
 
@@ -151,7 +154,7 @@ class SparkEngine:
             session, layout, options.spark_dirs, graph.flow, are_names_final=options.state_backend != "heap"
         )
         # Once, on the session that every operator's is copied from.
-        for source in (ChannelSource, GeneratorSource):
+        for source in (ChannelSource, GeneratorSource, KafkaSource, NatsSource, PostgresSource):
             session.dataSource.register(source)
 
     def live_dirs(self) -> LiveDirs | None:

@@ -22,6 +22,7 @@ from cutline.ports import Engine, Executors, LiveDirs
 from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.messages import ReleaseEpochs
 from cutline.protocol.retention import EpochNeeds
+from cutline.service.at_once import with_at_once
 from cutline.service.clock import now_ms
 from cutline.service.coordinator import CoordinatorService
 from cutline.service.cores import cadence_of, check_operator_options, coordinator_core, own_options, trigger_settings
@@ -124,6 +125,7 @@ def run_on(
     ``wish``: where a person wants it taken back to.
     ``executors``: who carries what is large between the tiers; None: threads of this process carry all.
     """
+    sinks = with_at_once(graph, flow.sinks, renamed=wish.rename.values() if wish is not None else ())
     plans = engine.plan()
     _identify(layout, graph)
     metadata = SqliteMetadata(layout.metadata)
@@ -138,26 +140,29 @@ def run_on(
         layout=layout,
         snapshots=snapshots,
         metadata=metadata,
-        sinks=flow.sinks,
+        sinks=sinks,
         is_per_operator=options.is_per_operator,
         remote=remote,
         restore_to=restore_target(wish, savepoints) if wish is not None else None,
         changes=wish.changes if wish is not None else None,
+        goes_on_without_input=options.missing_input == "continue",
     )
     recovery.check_definition()
-    open_sinks(graph, flow.sinks, plans)
+    open_sinks(graph, sinks, plans)
     recovered = recovery.recover()
     gather_segments(layout.channels)
     forget_former_places(layout.channels)
-    published = settle_sinks(graph, flow.sinks, recovered, metadata, layout)
+    published = settle_sinks(graph, sinks, recovered, metadata, layout)
 
-    seen = [
-        *(barrier.epoch for channel in recovered.channels.values() for barrier in channel.barriers()),
-        *snapshots.epochs(),
-        *(flow.sinks[node.sink].highest() for node in graph.sinks),
-        *(remote.epochs() if remote is not None else ()),
-    ]
-    last_epoch = highest_epoch(metadata.last_epoch(), seen)
+    last_epoch = highest_epoch(
+        metadata.last_epoch(),
+        [
+            *(barrier.epoch for channel in recovered.channels.values() for barrier in channel.barriers()),
+            *snapshots.epochs(),
+            *(sinks[node.sink].highest() for node in graph.sinks),
+            *(remote.epochs() if remote is not None else ()),
+        ],
+    )
     pending = settle_pending(recovered, metadata, snapshots)
     pins = metadata.pins()
 
@@ -170,6 +175,7 @@ def run_on(
         forget_left=lambda: forget_left(layout, snapshots, graph.names),
     )
     metrics = Metrics(graph.flow)
+    metrics.input_lost(recovered.record.lost_input)
     coordinators: list[CoordinatorService] = []
     running: list[RunningFlow] = []
 
@@ -186,7 +192,7 @@ def run_on(
         return coordinators[0].generation()
 
     def published_so_far() -> Published:
-        return Published(everywhere=coordinators[0].published_everywhere(flow.sinks), seen=metadata.seen())
+        return Published(everywhere=coordinators[0].published_everywhere(sinks), seen=metadata.seen())
 
     operators: dict[OperatorId, OperatorService] = {}
 
@@ -200,7 +206,7 @@ def run_on(
             channel=start.channel,
             inputs={name: operators[name] for name in node.inputs},
             consumers=graph.consumers(node.operator),
-            sinks={name: flow.sinks[name] for name in graph.sinks_of(node.operator)},
+            sinks={name: sinks[name] for name in graph.sinks_of(node.operator)},
             spark_checkpoint_dir=layout.spark_checkpoint_dir(node.operator, start.spark_dir),
             snapshots=snapshots,
             engine=engine,
@@ -289,7 +295,7 @@ def run_on(
         layout=layout,
         snapshots=snapshots,
         metadata=metadata,
-        sinks=flow.sinks,
+        sinks=sinks,
         coordinator=coordinator,
         parts=Parts(
             operators=operators,
@@ -304,6 +310,7 @@ def run_on(
         on_fatal=on_fatal,
         metrics=metrics,
         entered=recovered.record,
+        goes_on_without_input=options.missing_input == "continue",
     )
     run = RunningFlow(
         graph=graph,

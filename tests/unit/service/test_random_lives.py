@@ -91,14 +91,15 @@ def spoil_something(storage: Path, chance: random.Random) -> None:
             path.write_bytes(content)
 
 
+@pytest.mark.parametrize("publish", ["checkpoint", "at_once"])
 @pytest.mark.parametrize("seed", STORIES)
-def test_whatever_happens_each_number_is_published_once(tmp_path: Path, seed: int) -> None:
+def test_whatever_happens_each_number_is_published_once(tmp_path: Path, seed: int, publish: str) -> None:
     chance = random.Random(seed)
     for _ in range(chance.randint(1, 5)):
         point = f"{chance.choice(POINTS)}#{chance.choice([1, 1, 2, 3, 5])}"
-        is_killed_at(point, partial(live, tmp_path, chance.randint(0, 10**6)))
+        is_killed_at(point, partial(live, tmp_path, chance.randint(0, 10**6), publish=publish))
         lose_something(tmp_path, chance)
-    flow = SparklessFlow(tmp_path)
+    flow = SparklessFlow(tmp_path, publish=publish)
     try:
         flow.emit(2)
         flow.drain()

@@ -1,0 +1,90 @@
+"""Rows in SQLite's five types: what cannot be a number, a text or a blob as it is becomes a text that sorts like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Convert = Callable[[Any], Any]
+
+
+def quoted(name: str) -> str:
+    """A name of a table or column inside a statement."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def declared_type(kind: pa.DataType) -> str:
+    """The type of a column. Decimals are texts: as numbers SQLite would round them."""
+    import pyarrow as pa
+
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return "INTEGER"
+    if pa.types.is_floating(kind):
+        return "REAL"
+    return "BLOB" if pa.types.is_binary(kind) else "TEXT"
+
+
+def tuples_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """The rows as parameters of a statement, in the order of the columns."""
+    columns = []
+    for column in batch.columns:
+        convert = _converter(column.type)
+        values = column.to_pylist()
+        columns.append(values if convert is None else [None if value is None else convert(value) for value in values])
+    return zip(*columns, strict=True)
+
+
+def _converter(kind: pa.DataType) -> Convert | None:
+    """How a value becomes one that SQLite takes; None: it is one already."""
+    import pyarrow as pa
+
+    is_ = pa.types
+    if is_.is_boolean(kind):
+        return int
+    if is_.is_timestamp(kind):
+        return _timestamp
+    if is_.is_date(kind):
+        return str
+    if is_.is_decimal(kind):
+        return lambda value: f"{value:f}"
+    if is_.is_nested(kind):
+        plain = _plain(kind)
+        return lambda value: msgspec.json.encode(plain(value)).decode()
+    return None
+
+
+def _timestamp(value: datetime) -> str:
+    """Always of the same width, so that texts sort as times do. SQLite's own functions read it."""
+    text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+    return text if value.tzinfo is None else text + "Z"
+
+
+def _plain(kind: pa.DataType) -> Convert:
+    """How a value becomes one that JSON has. A map whose keys are texts is an object, any other a list of pairs."""
+    import pyarrow as pa
+
+    is_ = pa.types
+    if is_.is_struct(kind):
+        fields = {field.name: _plain(field.type) for field in kind}
+        return _if_there(lambda value: {name: convert(value[name]) for name, convert in fields.items()})
+    if is_.is_map(kind):
+        key, item = _plain(kind.key_type), _plain(kind.item_type)
+        pairs: type[dict[Any, Any]] | type[list[Any]] = dict if is_.is_string(kind.key_type) else list
+        return _if_there(lambda value: pairs((key(name), item(one)) for name, one in value))
+    if is_.is_list(kind):
+        element = _plain(kind.value_type)
+        return _if_there(lambda value: [element(one) for one in value])
+    convert = _converter(kind)
+    if is_.is_boolean(kind) or convert is None:
+        return lambda value: value  # bytes become base64 in msgspec's hands
+    return _if_there(convert)
+
+
+def _if_there(convert: Convert) -> Convert:
+    return lambda value: None if value is None else convert(value)

@@ -1,0 +1,171 @@
+"""Reading exact ranges of a Kafka topic, and what it holds; for the source, the sink's ledger and the replay guard.
+
+confluent-kafka is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cutline.errors import ConfigError, LostInputError, NotDone
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+
+#: How long a broker may take to answer, and how long reading may stand still.
+TIMEOUT_S = 10.0
+STANDSTILL_S = 30.0
+PAGE = 1_000
+#: A file of librdkafka settings (name=value per line), for everything that is not the address. Secrets belong in there:
+#: an option of a source would end up in plans, offsets and logs.
+CONFIG_FILE = "CUTLINE_KAFKA_CONFIG"
+
+
+class Record(NamedTuple):
+    """One message of a topic."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: list[tuple[str, bytes | None]]
+
+
+class Bounds(NamedTuple):
+    """What a partition holds: [first, end). The end is that of finished transactions."""
+
+    first: int
+    end: int
+
+
+def import_kafka() -> Any:
+    try:
+        import confluent_kafka
+    except ImportError as error:
+        raise ConfigError(
+            "Kafka needs the package confluent-kafka", next_step="pip install 'cutline[kafka]'"
+        ) from error
+    return confluent_kafka
+
+
+def client_config(servers: str) -> dict[str, Any]:
+    """What every client is made with."""
+    config: dict[str, Any] = {"bootstrap.servers": servers, "log_level": 2, "client.id": "cutline"}
+    path = os.environ.get(CONFIG_FILE)
+    if path:
+        try:
+            lines = [line.strip() for line in Path(path).read_text().splitlines()]
+        except OSError as error:
+            raise ConfigError(f"{CONFIG_FILE} cannot be read: {error.strerror}", path=path) from error
+        pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+        config |= {name.strip(): value.strip() for name, _, value in pairs}
+    return config
+
+
+@contextlib.contextmanager
+def consumer(servers: str) -> Iterator[Consumer]:
+    """A reader without a group: it takes what it is told to, and commits nothing."""
+    kafka = import_kafka()
+    made = kafka.Consumer(
+        client_config(servers)
+        | {
+            "group.id": "cutline",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            # What is asked for is there already: nothing is gained by letting the broker wait for more.
+            "fetch.wait.max.ms": 20,
+            # An offset that is not there is an error: everything else would pass over rows in silence.
+            "auto.offset.reset": "error",
+        }
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def partitions_of(client: Any, servers: str, topic: str) -> list[int] | None:
+    """None: there is no such topic. Raises NotDone if no broker answers."""
+    kafka = import_kafka()
+    try:
+        found = client.list_topics(topic, timeout=TIMEOUT_S).topics.get(topic)
+    except kafka.KafkaException as error:
+        raise unreachable(servers, error) from error
+    return None if found is None or found.error is not None or not found.partitions else sorted(found.partitions)
+
+
+def bounds_of(client: Consumer, servers: str, topic: str, partition: int) -> Bounds:
+    kafka = import_kafka()
+    try:
+        first, end = client.get_watermark_offsets(kafka.TopicPartition(topic, partition), timeout=TIMEOUT_S)
+    except kafka.KafkaException as error:
+        raise unreachable(servers, error) from error
+    return Bounds(first, end)
+
+
+def topic_id(servers: str, topic: str) -> str:
+    """Tells a topic from one of the same name that was made later; empty if the broker does not tell (before 2.8)."""
+    kafka = import_kafka()
+    from confluent_kafka.admin import AdminClient
+
+    try:
+        futures = AdminClient(client_config(servers)).describe_topics(
+            kafka.TopicCollection([topic]), request_timeout=TIMEOUT_S
+        )
+        return str(futures[topic].result().topic_id)
+    except kafka.KafkaException:
+        return ""
+
+
+def read_range(client: Consumer, servers: str, topic: str, partition: int, bounds: Bounds) -> Iterator[list[Record]]:
+    """The messages of finished transactions in [first, end), in their order, in pages."""
+    kafka = import_kafka()
+    at = bounds.first
+    if at >= bounds.end:
+        return
+    client.assign([kafka.TopicPartition(topic, partition, at)])
+    deadline = time.monotonic() + STANDSTILL_S
+    while at < bounds.end:
+        # To ask for a whole page would be to wait for it: one comes, then all that came with it.
+        one = client.poll(1.0)
+        found: list[Any] = [] if one is None else [one, *client.consume(PAGE - 1, timeout=0)]
+        page = []
+        for message in found:
+            problem = message.error()
+            if problem is None:
+                at = message.offset() + 1
+                if message.offset() < bounds.end:
+                    page.append(_record(message))
+            elif problem.code() == kafka.KafkaError._PARTITION_EOF:
+                # Behind the last message there may be the marks of transactions, which count as offsets.
+                at = max(at, message.offset())
+            elif problem.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
+                raise LostInputError(f"topic {topic}, partition {partition}: offset {at} is gone", servers=servers)
+            elif not problem.retriable():
+                raise NotDone(f"topic {topic}, partition {partition} cannot be read: {problem.str()}", servers=servers)
+        if page:
+            yield page
+        if found:
+            deadline = time.monotonic() + STANDSTILL_S
+        elif time.monotonic() > deadline:
+            raise NotDone(f"topic {topic}, partition {partition} gives nothing after offset {at}", servers=servers)
+    client.unassign()
+
+
+def _record(message: Any) -> Record:
+    _, timestamp_ms = message.timestamp()
+    return Record(message.offset(), message.key(), message.value(), timestamp_ms, list(message.headers() or ()))
+
+
+def unreachable(servers: str, error: BaseException) -> NotDone:
+    return NotDone(
+        f"no Kafka broker can be reached: {error}",
+        next_step="see whether it runs and may be reached from here, then try again",
+        servers=servers,
+    )

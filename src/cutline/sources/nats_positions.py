@@ -1,0 +1,134 @@
+"""How far a NATS stream has been read, as it stands in Spark's offsets, and whether it can be read again from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cutline.errors import LostInputError
+from cutline.ports.inspection import FileProblem, SourceReport
+from cutline.sources.nats import Connection, StreamState, stream_state
+
+KIND = "cutline_nats"
+
+
+class NatsPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in a stream. Holds all that the replay guard needs to look there, and no secrets."""
+
+    source: str = KIND
+    url: str
+    stream: str
+    #: Which stream of this name: when it was made.
+    created: str
+    #: The sequence that reading began with. Spark does not note where the first batch of a query begins.
+    begin: int
+    #: The next sequence to read.
+    sequence: int
+    #: How many messages, of any subject, were in what was read: fewer at a second reading means that some were deleted.
+    messages: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        built: dict[str, Any] = msgspec.to_builtins(self)
+        return built
+
+
+def parse_position(position: bytes | None) -> NatsPosition | None:
+    """None: the offset of another source, or of none."""
+    try:
+        found = None if position is None else msgspec.json.decode(position, type=NatsPosition)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return found if found is not None and found.source == KIND else None
+
+
+def position_of(offset: Mapping[str, Any]) -> NatsPosition:
+    return msgspec.convert(offset, NatsPosition)
+
+
+def where_batch_begins(start: NatsPosition, end: NatsPosition) -> NatsPosition:
+    """Of the first batch of a query the beginning is asked for anew at each try, and may be another one by then.
+
+    The end, which Spark has noted, remembers it.
+    """
+    if (start.begin, start.created) == (end.begin, end.created):
+        return start
+    return msgspec.structs.replace(end, sequence=end.begin, messages=0)
+
+
+def lost_between(state: StreamState | None, start: NatsPosition, end: NatsPosition | None) -> FileProblem | None:
+    """What of [start, end) the stream does not hold any more; ``end`` None: nobody knows how far it was read."""
+    name = f"stream {start.stream}"
+    last = None if end is None or end.created != start.created else end
+    if state is None or state.created != start.created:
+        why = "it is not there any more" if state is None else "another stream has this name now"
+        if last is None or last.sequence <= start.sequence:
+            # Nothing is known to be lost, and still: what comes next is not what would have come.
+            return FileProblem(f"{name}: everything from sequence {start.sequence} on", f"{why}", 0)
+        count = last.messages - start.messages
+        return FileProblem(f"{name}: sequences {start.sequence} to {last.sequence - 1}", f"{why}", count)
+    if state.first > start.sequence:
+        text = f"{name}: sequences {start.sequence} to {state.first - 1}"
+        return FileProblem(text, "the stream has dropped these messages", state.first - start.sequence)
+    if last is None:
+        return None
+    expected = last.messages - start.messages
+    there = state.messages_between(start.sequence, last.sequence)
+    if there < expected:
+        text = f"{name}: {expected - there} of the sequences {start.sequence} to {last.sequence - 1}"
+        return FileProblem(text, "these messages were deleted", expected - there)
+    return None
+
+
+def refuse_lost(problem: FileProblem | None) -> None:
+    """For the reader: nothing is passed over in silence."""
+    if problem is not None:
+        raise LostInputError(
+            f"{problem.path} cannot be read: {problem.problem}",
+            next_step='restore a checkpoint after it, or start with missing_input = "continue" to go on without it',
+        )
+
+
+# ------------------------------------------------------------------------------------------------- the replay guard
+
+
+def is_mine(position: bytes | None) -> bool:
+    return parse_position(position) is not None
+
+
+def check(position: bytes | None, latest: bytes | None) -> SourceReport:
+    """Whether all after ``position`` can be read again. Raises NotDone if the server cannot be asked."""
+    start = parse_position(position)
+    if start is None:
+        return SourceReport()
+    end = parse_position(latest)
+    problem = lost_between(_look(start, end), start, end)
+    return SourceReport([problem] if problem else [])
+
+
+def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
+    """The position, and those of batches planned after it, moved to where all can be read that is there."""
+    start, *planned = [one for one in map(parse_position, positions) if one is not None]
+    state = _look(start, parse_position(latest))
+    if state is None:
+        raise LostInputError(
+            f"stream {start.stream} is not there any more: there is nothing to go on with",
+            next_step="make the stream again, then start again",
+            url=start.url,
+        )
+    if state.created != start.created or state.first > start.sequence:
+        first = state.first
+        start = msgspec.structs.replace(start, created=state.created, begin=first, sequence=first)
+    result = [start]
+    for one in planned:
+        end = max(one.sequence, start.sequence) if one.created == state.created else start.sequence
+        messages = start.messages + state.messages_between(start.sequence, end)
+        result.append(msgspec.structs.replace(start, sequence=end, messages=messages))
+    return [msgspec.json.encode(one) for one in result]
+
+
+def _look(start: NatsPosition, latest: NatsPosition | None) -> StreamState | None:
+    # The server may have moved since the checkpoint; the newest offset knows the newest address.
+    with Connection((latest or start).url) as connection:
+        return stream_state(connection, start.stream, with_deleted=True)

@@ -1,0 +1,209 @@
+"""How far a PostgreSQL table has been read by an increasing key, and whether it can be read again from there.
+
+The rows of a table come into sight in the order of commits, not of keys: a transaction may have taken a lower key and
+commit later. So a key counts as reached only when everybody has ended who was writing to the table when it was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from cutline.errors import ConfigError, LostInputError, NotDone
+from cutline.ports.inspection import FileProblem, SourceReport
+
+if TYPE_CHECKING:
+    import psycopg
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+KIND = "cutline_postgres"
+_WRITING = ("RowExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
+
+
+class PostgresPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in a table. Holds all that the replay guard needs to look there, and no secrets."""
+
+    source: str = KIND
+    url: str
+    table: str
+    key_column: str
+    #: Which table of this name.
+    table_id: int
+    #: The key after which reading began. Spark does not note where the first batch of a query begins.
+    begin: int
+    #: The last key that was read.
+    key: int
+    #: How many rows were read: fewer at a second reading means that some were deleted.
+    rows: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        built: dict[str, Any] = msgspec.to_builtins(self)
+        return built
+
+
+class Writers(NamedTuple):
+    """The highest key that is in sight, and who was writing when it was seen."""
+
+    highest: int | None
+    writers: frozenset[str]
+
+
+def parse_position(position: bytes | None) -> PostgresPosition | None:
+    """None: the offset of another source, or of none."""
+    try:
+        found = None if position is None else msgspec.json.decode(position, type=PostgresPosition)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return found if found is not None and found.source == KIND else None
+
+
+def position_of(offset: Mapping[str, Any]) -> PostgresPosition:
+    return msgspec.convert(offset, PostgresPosition)
+
+
+def where_batch_begins(start: PostgresPosition, end: PostgresPosition) -> PostgresPosition:
+    """Of the first batch of a query the beginning is asked for anew at each try; the end remembers it."""
+    if (start.begin, start.table_id) == (end.begin, end.table_id):
+        return start
+    return msgspec.structs.replace(end, key=end.begin, rows=0)
+
+
+def import_psycopg() -> Any:
+    try:
+        import psycopg
+    except ImportError as error:
+        step = "pip install 'cutline[postgres]', on the executors too"
+        raise ConfigError("PostgreSQL needs the package psycopg", next_step=step) from error
+    return psycopg
+
+
+def connect(url: str) -> Connection:
+    """Whatever the address leaves out comes from the environment: PGPASSWORD, PGPASSFILE, PGSERVICE … ."""
+    postgres = import_psycopg()
+    if postgres.conninfo.conninfo_to_dict(url).get("password"):
+        raise ConfigError(
+            "the address must not hold a password: it is stored in plans and checkpoints",
+            next_step="set PGPASSWORD or PGPASSFILE in the environment, or use service=…",
+        )
+    try:
+        made: Connection = postgres.connect(url, autocommit=True, connect_timeout=10)
+    except postgres.OperationalError as error:
+        raise NotDone(
+            f"PostgreSQL cannot be reached: {error}",
+            next_step="see whether it runs and may be reached from here, then try again",
+            url=url,
+        ) from error
+    return made
+
+
+def table_id(connection: Connection, table: str) -> int | None:
+    """None: there is no such table. Raises ConfigError if it is none that can be read by key."""
+    found = connection.execute(
+        "SELECT oid::bigint, relkind::text, pg_is_in_recovery() FROM pg_class WHERE oid = to_regclass(%s)", [table]
+    ).fetchone()
+    if found is None:
+        return None
+    number, kind, is_standby = found
+    if kind != "r":
+        raise ConfigError(
+            f"{table} is no ordinary table: who is writing to it cannot be seen",
+            next_step="read the single partitions, or the table behind the view",
+        )
+    if is_standby:
+        raise ConfigError("a standby does not show who is writing", next_step="read from the primary server")
+    return int(number)
+
+
+def look(connection: Connection, table: str, key: str) -> Writers:
+    """First the key, then the writers: whoever holds a lower key that is not in sight yet is among them."""
+    from psycopg import sql
+
+    highest = connection.execute(
+        sql.SQL("SELECT max({key})::bigint FROM {table}").format(key=sql.Identifier(key), table=identifier(table))
+    ).fetchone()
+    writers = connection.execute(
+        "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND granted AND mode = ANY(%s) "
+        "AND relation = to_regclass(%s) AND pid IS DISTINCT FROM pg_backend_pid() "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        [list(_WRITING), table],
+    ).fetchall()
+    return Writers(highest[0] if highest else None, frozenset(one for (one,) in writers))
+
+
+def count_rows(connection: Connection, table: str, key: str, *, after: int, through: int, most: int) -> tuple[int, int]:
+    """(last key, number) of the next rows in (after, through], at most so many."""
+    from psycopg import sql
+
+    query = sql.SQL(
+        "SELECT coalesce(max(k), %s)::bigint, count(*) FROM "
+        "(SELECT {key} AS k FROM {table} WHERE {key} > %s AND {key} <= %s ORDER BY {key} LIMIT %s) AS next"
+    ).format(key=sql.Identifier(key), table=identifier(table))
+    found = connection.execute(query, [after, after, through, most]).fetchone()
+    return (int(found[0]), int(found[1])) if found else (after, 0)
+
+
+def identifier(table: str) -> Any:
+    from psycopg import sql
+
+    return sql.Identifier(*table.split("."))
+
+
+def lost_between(connection: Connection, start: PostgresPosition, end: PostgresPosition | None) -> FileProblem | None:
+    """What of (start, end] is gone; ``end`` None: nobody knows how far it was read, and nothing can be missed."""
+    last = None if end is None or end.table_id != start.table_id else end
+    if table_id(connection, start.table) != start.table_id:
+        read = last.rows - start.rows if last is not None else 0
+        return FileProblem(f"table {start.table}: rows after {start.key}", "another table has this name now", read)
+    if last is None:
+        return None
+    expected = last.rows - start.rows
+    _, there = count_rows(
+        connection, start.table, start.key_column, after=start.key, through=last.key, most=expected + 1
+    )
+    if there >= expected:
+        return None
+    text = f"table {start.table}: {expected - there} of the rows with {start.key_column} {start.key + 1} to {last.key}"
+    return FileProblem(text, "these rows were deleted", expected - there)
+
+
+# ------------------------------------------------------------------------------------------------- the replay guard
+
+
+def is_mine(position: bytes | None) -> bool:
+    return parse_position(position) is not None
+
+
+def check(position: bytes | None, latest: bytes | None) -> SourceReport:
+    """Whether all after ``position`` can be read again. Raises NotDone if the server cannot be asked."""
+    start, end = parse_position(position), parse_position(latest)
+    if start is None:
+        return SourceReport()
+    with connect((end or start).url) as connection:
+        problem = lost_between(connection, start, end)
+    notes = [] if end is not None else ["is not guarded against deleted rows: nothing says how far it had read"]
+    return SourceReport([problem] if problem else [], notes)
+
+
+def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
+    """Rows that are gone are simply not found; only a table that was made again is read from its beginning."""
+    start, *planned = [one for one in map(parse_position, positions) if one is not None]
+    with connect((parse_position(latest) or start).url) as connection:
+        identity = table_id(connection, start.table)
+        if identity is None:
+            raise LostInputError(
+                f"table {start.table} is not there any more: there is nothing to go on with",
+                next_step="make the table again, then start again",
+            )
+        if identity != start.table_id:
+            start = msgspec.structs.replace(start, table_id=identity, begin=-(1 << 62), key=-(1 << 62))
+        result = [start]
+        for one in planned:
+            through = one.key if one.table_id == identity else start.key
+            _, rows = count_rows(
+                connection, start.table, start.key_column, after=start.key, through=through, most=1 << 62
+            )
+            result.append(msgspec.structs.replace(start, key=max(through, start.key), rows=start.rows + rows))
+    return [msgspec.json.encode(one) for one in result]

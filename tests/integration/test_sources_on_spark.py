@@ -1,0 +1,96 @@
+"""Kafka (the mock cluster) and PostgreSQL (a real server) as sources on real Spark: read, stopped, read on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cutline.flow import Flow
+from cutline.sinks import Parquet
+from cutline.testing.postgres_server import PostgresServer
+from tests.support.kafka_mock import MockKafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    own = PostgresServer()
+    try:
+        own.start()
+        yield own
+    finally:
+        own.remove()
+
+
+def run_twice(
+    spark: SparkSession,
+    tmp_path: Path,
+    format_: str,
+    options: dict[str, Any],
+    columns: list[str],
+    *,
+    feed: Callable[[], None],
+) -> list[Any]:
+    """All that is there, a checkpoint, a stop; then what comes after it."""
+
+    def once() -> str:
+        flow = Flow("reading")
+
+        @flow.operator()
+        def rows(spark: SparkSession) -> DataFrame:
+            return spark.readStream.format(format_).options(**options).load().selectExpr(*columns)
+
+        flow.sink(rows, Parquet(tmp_path / "table"))
+        run = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0)
+        run.process_all_available()
+        run.trigger_checkpoint()
+        run.stop()
+        return str(run.status()["recovery"]["path"])
+
+    feed()
+    assert once() == "fresh"
+    feed()
+    assert once() == "resume"
+    found = spark.read.parquet(str(tmp_path / "table")).drop("cutline_epoch").collect()
+    return sorted(tuple(row) for row in found)
+
+
+def test_kafka(spark: SparkSession, tmp_path: Path) -> None:
+    kafka = MockKafka()
+    numbers = iter(range(40))
+
+    def feed() -> None:
+        for partition in range(4):
+            kafka.publish("orders", *(next(numbers) for _ in range(5)), partition=partition)
+
+    options = {"servers": kafka.servers, "topic": "orders", "max_per_batch": 7}
+    found = run_twice(spark, tmp_path, "cutline_kafka", options, ["cast(cast(value as string) as int) as n"], feed=feed)
+    assert found == [(number,) for number in range(40)]
+
+
+def test_postgres(spark: SparkSession, server: PostgresServer, tmp_path: Path) -> None:
+    parts = conninfo_to_dict(server.fresh_database())
+    (tmp_path / "pgpass").write_text(f"*:*:*:*:{parts.pop('password')}\n")
+    (tmp_path / "pgpass").chmod(0o600)
+    given = {name: str(value) for name, value in parts.items() if value is not None}
+    url = make_conninfo("", **given, passfile=str(tmp_path / "pgpass"))
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY, price numeric(8,2))")
+
+        def feed() -> None:
+            connection.execute("INSERT INTO orders (price) SELECT n / 4.0 FROM generate_series(1, 20) AS n")
+
+        options = {"url": url, "table": "orders", "key": "id", "max_per_batch": 7}
+        found = run_twice(
+            spark, tmp_path, "cutline_postgres", options, ["id", "cast(price * 100 as int) as p"], feed=feed
+        )
+    assert found == [(20 * part + n, 25 * n) for part in range(2) for n in range(1, 21)]

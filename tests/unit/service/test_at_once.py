@@ -1,0 +1,301 @@
+"""Sinks that publish every batch as soon as it has happened: seen at once, once, in order, and taken back in time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutline.channels.entries import BarrierEntry
+from cutline.channels.log import ChannelLog
+from cutline.errors import FlowDefinitionError, RecoveryError
+from cutline.flow import Flow
+from cutline.graph import SinkNode
+from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId
+from cutline.ports import StagedBatch
+from cutline.protocol.commit import CommitPermit
+from cutline.protocol.lineage import Lineage
+from cutline.service.at_once import AtOnce, end_of, place_of
+from tests.support.memory_sink import MemorySink
+from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
+from tests.unit.service.test_running import assert_each_once, running
+
+AT_ONCE: dict[str, Any] = {"publish": "at_once"}
+
+
+def wait_rows(flow: SparklessFlow, count: int) -> None:
+    flow.wait(lambda: len(flow.sink.rows()) >= count)
+    assert_each_once(flow.sink.rows())
+    assert len(flow.sink.rows()) == count
+
+
+# ---------------------------------------------------------------------- the whole flow
+
+
+def test_rows_are_visible_without_a_checkpoint(tmp_path: Path) -> None:
+    with running(tmp_path, **AT_ONCE) as flow:
+        flow.emit(1)
+        wait_rows(flow, 1)
+        flow.emit(2)
+        wait_rows(flow, 3)
+        flow.checkpoint()
+        assert len(flow.sink.rows()) == 3
+        assert flow.run.status()["sinks"]["table"]["published_epoch"] == 1
+
+
+def test_a_flow_that_resumes_publishes_nothing_twice(tmp_path: Path) -> None:
+    for life in range(1, 4):
+        with running(tmp_path, **AT_ONCE) as flow:
+            flow.emit(2)
+            wait_rows(flow, 2 * life)
+            if life == 2:
+                flow.checkpoint()
+
+
+def test_what_a_lost_directory_takes_with_it_is_taken_back_and_comes_again_once(tmp_path: Path) -> None:
+    with running(tmp_path, **AT_ONCE) as flow:
+        flow.emit(3)
+        flow.checkpoint()
+        flow.emit(4)
+        wait_rows(flow, 7)
+    shutil.rmtree(flow.layout.spark_dirs)
+    with running(tmp_path, **AT_ONCE) as flow:
+        assert flow.recovered.path == "local"
+        assert len(flow.sink.rows()) == 3
+        flow.emit(1)
+        wait_rows(flow, 4)
+        flow.drain()
+    with running(tmp_path, **AT_ONCE) as flow:
+        wait_rows(flow, 4)
+
+
+def test_without_a_checkpoint_everything_is_taken_back_and_comes_again(tmp_path: Path) -> None:
+    with running(tmp_path, **AT_ONCE) as flow:
+        flow.emit(3)
+        wait_rows(flow, 3)
+    shutil.rmtree(flow.layout.spark_dirs)
+    with running(tmp_path, **AT_ONCE) as flow:
+        assert (flow.recovered.path, flow.sink.rows()) == ("fresh", [])
+        flow.emit(1)
+        wait_rows(flow, 1)
+
+
+def test_a_wiped_storage_never_empties_the_table(tmp_path: Path) -> None:
+    with running(tmp_path, **AT_ONCE) as flow:
+        flow.emit(3)
+        wait_rows(flow, 3)
+    shutil.rmtree(tmp_path / "storage")
+    for _ in range(3):
+        with pytest.raises(RecoveryError, match="knows nothing of it"):
+            SparklessFlow(tmp_path, **AT_ONCE)
+    assert len(flow.sink.rows()) == 3
+
+
+@pytest.mark.parametrize("durable", ["local", "remote"])
+def test_a_lost_host_takes_back_what_no_checkpoint_has(tmp_path: Path, durable: str) -> None:
+    settings = {**AT_ONCE, "remote": str(tmp_path / "remote"), "durable": durable}
+    with running(tmp_path, **settings) as flow:
+        flow.emit(3)
+        epoch = flow.checkpoint()
+        flow.wait(lambda: flow.run.wait_remote(epoch, timeout=0.01))
+        flow.emit(2)
+        wait_rows(flow, 5)
+    shutil.rmtree(tmp_path / "storage")
+    with running(tmp_path, **settings) as flow:
+        assert flow.recovered.path == "remote"
+        assert len(flow.sink.rows()) == 3
+        flow.emit(2)
+        wait_rows(flow, 5)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_a_person_takes_the_flow_back(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=3, **AT_ONCE) as flow:
+        flow.emit(2)
+        flow.checkpoint()
+        flow.emit(2)
+        flow.checkpoint()
+        flow.emit(2)
+        wait_rows(flow, 6)
+    with running(tmp_path, retain_checkpoints=3, restore_to=1, **AT_ONCE) as flow:
+        assert len(flow.sink.rows()) == 2
+        flow.emit(1)
+        wait_rows(flow, 3)
+
+
+def test_a_sink_that_keeps_shows_again_what_is_done_again(tmp_path: Path) -> None:
+    settings = {**AT_ONCE, "on_rollback": "keep"}
+    with running(tmp_path, **settings) as flow:
+        flow.emit(2)
+        flow.checkpoint()
+        flow.emit(1)
+        wait_rows(flow, 3)
+    with running(tmp_path, restore_to=1, **settings) as flow:
+        flow.emit(1)
+        flow.wait(lambda: len(flow.sink.rows()) == 4)
+        assert [number for number, _ in flow.sink.rows()] == [0, 1, 2, 2]
+
+
+def test_a_region_that_goes_back_takes_its_rows_back(tmp_path: Path) -> None:
+    with running(tmp_path, **AT_ONCE) as flow:
+        flow.emit(3)
+        flow.checkpoint()
+        flow.emit(2)
+        wait_rows(flow, 5)
+        shutil.rmtree(flow.layout.spark_dirs / TOTALS)
+        flow.fail(TOTALS)
+        assert len(flow.sink.rows()) == 3
+        flow.wait(lambda: flow.step(TOTALS))
+        wait_rows(flow, 5)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_per_operator_mode(tmp_path: Path) -> None:
+    settings = {**AT_ONCE, "mode": "per-operator"}
+    with running(tmp_path, **settings) as flow:
+        flow.emit(3)
+        flow.checkpoint()
+        flow.emit(2)
+        wait_rows(flow, 5)
+        shutil.rmtree(flow.layout.spark_dirs / TOTALS)
+        flow.fail(TOTALS)
+        assert len(flow.sink.rows()) == 5, "its log goes on, so nothing is given up"
+        flow.wait(lambda: not flow.step(TOTALS))
+        flow.emit(1)
+        wait_rows(flow, 6)
+
+
+def test_a_sink_that_fails_publishes_later_and_in_order(tmp_path: Path) -> None:
+    with running(tmp_path, **AT_ONCE) as flow:
+        flow.sink.commit_failures = [OSError("full"), OSError("full")]
+        flow.emit(1)
+        flow.wait(lambda: len(flow.sink.commit_failures) == 1)
+        flow.emit(1)
+        flow.wait(lambda: not flow.sink.commit_failures)
+        assert flow.sink.rows() == []
+        flow.step(NUMBERS)
+        flow.checkpoint()
+        wait_rows(flow, 3)
+
+
+# ---------------------------------------------------------------------- one sink
+
+
+class Recording(MemorySink):
+    """Remembers in which order it was told to publish."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[int] = []
+
+    def commit(self, permit: CommitPermit, staged: Any, token: Any) -> None:
+        super().commit(permit, staged, token)
+        self.order.append(permit.epoch)
+
+
+def a_sink(sink: MemorySink, **node: Any) -> AtOnce:
+    declared = {"output_mode": None, "supported_modes": sink.output_modes, "publish": "at_once"}
+    return AtOnce(sink, SinkNode(sink=SinkId("s"), operator=OperatorId("o"), **(declared | node)), FlowName("f"))
+
+
+def batch(number: int, generation: int = 1) -> StagedBatch:
+    return StagedBatch(
+        generation=Generation(generation), batch=BatchId(number), rows=1, bytes=1, pieces=[{"size_bytes": 1}]
+    )
+
+
+def permit(epoch: int, after: int, through: int) -> CommitPermit:
+    return CommitPermit(
+        flow=FlowName("f"),
+        operator=OperatorId("o"),
+        sink=SinkId("s"),
+        epoch=Epoch(epoch),
+        generation=Generation(1),
+        previous_epoch=NO_EPOCH,
+        after_batch=BatchId(after),
+        through_batch=BatchId(through),
+    )
+
+
+def test_numbers_grow_along_every_history() -> None:
+    places = [place_of(Generation(g), BatchId(b)) for g, b in ((1, -1), (1, 0), (1, 7), (2, 5), (2, 6), (10, 0))]
+    assert places == sorted(places)
+    assert place_of(Generation(3), BatchId(42)) == 30000000042
+
+
+def test_batches_wait_for_epochs_that_were_complete_before_the_start() -> None:
+    """On another host the log lacks what these epochs hold: published after later batches, it would look published."""
+    inner = Recording()
+    sink = a_sink(inner)
+    sink.begin(behind=Epoch(5))
+    sink.publish(batch(9, generation=2))
+    assert inner.order == []
+    sink.commit(permit(4, 3, 5), [batch(4), batch(5)], {})
+    assert inner.order == [10000000004, 10000000005]
+    sink.commit(permit(5, 5, 8), [batch(8)], {})
+    assert inner.order == [10000000004, 10000000005, 10000000008, 20000000009]
+    sink.publish(batch(10, generation=2))
+    assert inner.order[-1] == 20000000010
+
+
+def test_an_epoch_publishes_what_could_not_be_published_at_once() -> None:
+    inner = Recording()
+    sink = a_sink(inner)
+    inner.commit_failures = [OSError("locked")]
+    with pytest.raises(OSError, match="locked"):
+        sink.publish(batch(1))
+    sink.publish(batch(2))
+    assert inner.order == [10000000001, 10000000002]
+    sink.commit(permit(1, 0, 2), [batch(1), batch(2)], {})
+    assert len(inner.order) == 2
+
+
+def test_the_end_of_a_log_is_that_of_its_last_batch_not_of_barriers_behind_it(tmp_path: Path) -> None:
+    log = ChannelLog.open(OperatorId("o"), tmp_path, Lineage.begin(Generation(1)))
+    assert end_of(log) is None
+    for generation, epoch in ((1, 1), (2, 2)):
+        log.append(
+            BarrierEntry(
+                seq=Position(log.end),
+                generation=Generation(generation),
+                epoch=Epoch(epoch),
+                batch=NO_BATCH,
+                positions={},
+                aligned=True,
+                alignment_limit_ms=None,
+            )
+        )
+        if generation == 1:
+            log.fork(Generation(2))
+    assert end_of(log) == place_of(Generation(1), NO_BATCH)
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def test_an_operator_that_goes_back_under_another_name_is_refused(tmp_path: Path) -> None:
+    from cutline.service.at_once import with_at_once
+
+    flow = Flow("f")
+    flow.operator("o")(lambda spark: spark)
+    flow.sink("o", MemorySink(), name="s", publish="at_once")
+    with pytest.raises(RecoveryError, match="under another name"):
+        with_at_once(flow.graph(), flow.sinks, renamed=["o"])
+
+
+def test_what_cannot_be_kept_is_refused_when_the_flow_is_written() -> None:
+    flow = Flow("f")
+    flow.operator("o")(lambda spark: spark)
+    one_way = MemorySink()
+    one_way.can_rewind = False
+    with pytest.raises(FlowDefinitionError, match="is not known"):
+        flow.sink("o", MemorySink(), publish="soon")
+    with pytest.raises(FlowDefinitionError, match="ahead of every checkpoint"):
+        flow.sink("o", MemorySink(), publish="at_once", on_rollback="fail")
+    with pytest.raises(FlowDefinitionError, match="cannot take back"):
+        flow.sink("o", one_way, publish="at_once")
+    flow.sink("o", one_way, publish="at_once", on_rollback="keep")

@@ -1,0 +1,404 @@
+"""The PostgreSQL sink on a real server: the suite, in each of its ways to write."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import psycopg
+import pyarrow as pa
+import pytest
+
+from cutline.errors import CutlineError, RecoveryError, SinkError
+from cutline.ids import Epoch, SinkId
+from cutline.service.settling import rewind_all
+from cutline.sinks import Postgres, postgres_connection
+from cutline.testing.postgres_server import PASSWORD, PostgresServer
+from cutline.testing.sink_conformance import SIMPLE, Case, Row, SinkConformance, rows
+from tests.support.torture_flow import EVENTS, TortureFlow
+
+#: How the process that is killed in the middle of a commit finds the server.
+SERVER = "CUTLINE_TEST_POSTGRES"
+
+
+class PostgresConformance(SinkConformance):
+    """One database for the class; every folder that the suite asks for is a schema in it."""
+
+    rewind_crash_points = ("sink-rewind-half",)
+    options: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(SERVER, postgres_server.fresh_database())
+
+    def make_sink(self, tmp_path: Path) -> Postgres:
+        name = f"p{tmp_path.name}"
+        with psycopg.connect(os.environ[SERVER]) as connection:
+            connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{name}"'.encode())
+        return Postgres(os.environ[SERVER], f"{name}.out", books=f"{name}-books", **self.options)
+
+    def read_rows(self, tmp_path: Path) -> list[Row]:
+        with psycopg.connect(os.environ[SERVER]) as connection:
+            cursor = connection.execute(f'SELECT * FROM "p{tmp_path.name}".out'.encode())
+            assert cursor.description is not None
+            names = [column.name for column in cursor.description]
+            return [decoded(dict(zip(names, row, strict=True))) for row in cursor]
+
+
+def decoded(row: Row) -> Row:
+    """Nested values are JSON in the table."""
+    row.pop("cutline_epoch", None)
+    if row.get("point"):
+        row["point"]["at"] = datetime.fromisoformat(row["point"]["at"])
+    if row.get("counts"):
+        row["counts"] = list(row["counts"].items())
+    return row
+
+
+class TestAppend(PostgresConformance):
+    options: ClassVar = {}
+
+
+class TestUpsert(PostgresConformance):
+    options: ClassVar = {"mode": "upsert", "key": ["id"]}
+
+
+class TestAppendForGood(PostgresConformance):
+    options: ClassVar = {"rewindable": False}
+    can_be_shared = True
+
+
+# ------------------------------------------------------------------------------------------------- the table
+
+
+def start(
+    dsn: str, table: str = "out", *, sink: str = "totals-out", schema: pa.Schema = SIMPLE, **options: Any
+) -> Case:
+    context = msgspec.structs.replace(SinkConformance().context(schema), sink=SinkId(sink))
+    target = Postgres(dsn, table, **options)
+    target.open(context)
+    return Case(sink=target, context=context)
+
+
+def query(dsn: str, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture
+def dsn(postgres_server: PostgresServer) -> str:
+    return postgres_server.fresh_database()
+
+
+KEYED = pa.schema([("key", pa.string()), ("value", pa.int64())])
+
+
+def pairs(**values: int | None) -> list[Row]:
+    return [{"key": key, "value": value} for key, value in values.items()]
+
+
+def test_the_newest_row_of_a_key_wins_across_batches_and_within_one(dsn: str) -> None:
+    case = start(dsn, schema=KEYED, mode="upsert", key=["key"])
+    first, second = case.stage(0, pairs(a=1, b=1)), case.stage(1, [*pairs(a=2), *pairs(a=3), *pairs(a=4)])
+    case.commit(1, first, second)
+    assert query(dsn, "SELECT * FROM out ORDER BY key") == [("a", 4), ("b", 1)]
+
+
+def test_an_upsert_leaves_other_columns_alone_and_a_rewind_puts_values_back(dsn: str) -> None:
+    query(dsn, "CREATE TABLE out (note text DEFAULT 'mine', value numeric, key varchar PRIMARY KEY)")
+    query(dsn, "INSERT INTO out VALUES ('yours', 0, 'a')")
+    case = start(dsn, schema=KEYED, mode="upsert", key=["key"])
+    case.publish(1, 0, pairs(a=1, b=1))
+    case.publish(2, 1, pairs(b=2, c=2))
+    case.publish(3, 2, pairs(a=3, b=3, c=None))
+    seen = "SELECT key, value, note FROM out ORDER BY key"
+    assert query(dsn, seen) == [("a", 3, "yours"), ("b", 3, "mine"), ("c", None, "mine")]
+    case.sink.rewind(Epoch(2))
+    assert query(dsn, seen) == [("a", 1, "yours"), ("b", 2, "mine"), ("c", 2, "mine")]
+    case.sink.rewind(Epoch(0))
+    assert query(dsn, seen) == [("a", 0, "yours")]
+
+
+def test_a_table_of_keys_alone_and_names_that_need_quoting(dsn: str) -> None:
+    schema = pa.schema([('a "b"', pa.string()), ("Ü", pa.int32())])
+    case = start(dsn, 'odd "name"', schema=schema, mode="upsert", key=['a "b"', "Ü"])
+    for epoch in (1, 2):
+        case.publish(epoch, epoch, [{'a "b"': "x", "Ü": 1}, {'a "b"': "x", "Ü": epoch}])
+    assert query(dsn, 'SELECT * FROM "odd ""name""" ORDER BY 2') == [("x", 1), ("x", 2)]
+    case.sink.rewind(Epoch(1))
+    assert query(dsn, 'SELECT * FROM "odd ""name"""') == [("x", 1)]
+
+
+def test_what_only_old_epochs_need_is_let_go_of(dsn: str) -> None:
+    case = start(dsn, schema=KEYED, mode="upsert", key=["key"], keep_epochs=3)
+    for epoch in range(1, 9):
+        case.publish(epoch, epoch, pairs(a=epoch))
+    assert isinstance(case.sink, Postgres)
+    assert case.sink.oldest_rewind() == 5
+    for table in ("epochs", "pieces", "before_1"):
+        assert query(dsn, f"SELECT count(*) FROM cutline_books.{table}") == [(3,)]
+    with pytest.raises(SinkError, match="before epoch 5"):
+        case.sink.rewind(Epoch(4))
+    case.sink.rewind(Epoch(5))
+    assert query(dsn, "SELECT * FROM out") == [("a", 5)]
+    assert case.sink.published() == 5
+
+
+def test_what_was_published_for_good_stays_when_later_epochs_can_be_taken_back(dsn: str) -> None:
+    case = start(dsn, schema=KEYED, mode="upsert", key=["key"], rewindable=False)
+    for epoch in (1, 2):
+        case.publish(epoch, epoch, pairs(a=epoch))
+    case.open(Postgres(dsn, "out", mode="upsert", key=["key"]))
+    case.publish(3, 3, pairs(a=3))
+    assert isinstance(case.sink, Postgres)
+    assert case.sink.oldest_rewind() == 2
+    with pytest.raises(SinkError, match="before epoch 2"):
+        case.sink.rewind(Epoch(1))
+    case.sink.rewind(Epoch(2))
+    assert query(dsn, "SELECT * FROM out") == [("a", 2)]
+
+
+def test_a_flow_is_not_taken_back_further_than_its_sinks_can_be(dsn: str, tmp_path: Path) -> None:
+    def open_flow(restore_to: int | None = None) -> TortureFlow:
+        sinks = {
+            "events": Postgres(dsn, "events"),
+            "latest": Postgres(dsn, "latest", mode="upsert", key=["key"], keep_epochs=2),
+        }
+        return TortureFlow(tmp_path, sinks, only_newest=True, restore_to=restore_to)
+
+    def rows_now() -> list[tuple[Any, ...]]:
+        return query(dsn, "SELECT (SELECT count(*) FROM events), (SELECT max(id) + 1 FROM latest)")
+
+    flow = open_flow()
+    for _ in range(5):
+        flow.step(EVENTS)
+        flow.drain()
+    epochs = flow.epochs()
+    flow.stop()
+    with pytest.raises(RecoveryError, match=f"behind epoch {epochs[2]}"):
+        open_flow(restore_to=epochs[1])
+    assert rows_now() == [(20, 20)]
+    flow = open_flow(restore_to=epochs[2])
+    assert rows_now() == [(12, 12)]
+    flow.step(EVENTS)
+    flow.drain()
+    flow.stop()
+    assert rows_now() == [(16, 16)]
+
+
+def test_nothing_staged_is_left_behind(dsn: str) -> None:
+    case = start(dsn)
+    case.stage(0, rows(1))  # an attempt that nobody has named
+    case.publish(1, 0, rows(1, 2))
+    late = case.stage(1, rows(3))
+    case.sink.abort([late])
+    assert query(dsn, "SELECT count(*) FROM cutline_books.staged_1") == [(0,)]
+    assert query(dsn, "SELECT count(*) FROM cutline_books.prepared") == [(0,)]
+    assert query(dsn, "SELECT count(*) FROM cutline_books.pieces WHERE epoch IS NULL") == [(0,)]
+
+
+def test_text_that_copy_could_misread_comes_back(dsn: str) -> None:
+    texts = ["\\.", "a\n\\.\nb", "\\N", "", "tab\there", "cr\rlf\r\n", "back\\slash", "'\"{}%s", "☃", None]
+    case = start(dsn)
+    case.publish(1, 0, [{"id": number, "name": text} for number, text in enumerate(texts)])
+    assert [name for (name,) in query(dsn, "SELECT name FROM out ORDER BY id")] == texts
+
+
+def test_nested_values_become_json(dsn: str) -> None:
+    inner = pa.struct([("raw", pa.binary()), ("at", pa.date32()), ("price", pa.decimal128(30, 9)), ("f", pa.float64())])
+    schema = pa.schema([("id", pa.int64()), ("inner", inner), ("days", pa.map_(pa.date32(), pa.list_(inner)))])
+    price, day = Decimal("123456789012345678901.000000001"), date(2024, 2, 29)
+    value = {"raw": b"\x00\xff", "at": day, "price": price, "f": math.nan}
+    start(dsn, schema=schema).publish(1, 0, [{"id": 1, "inner": value, "days": [(day, [value, None])]}])
+    found = query(
+        dsn,
+        """SELECT "inner"->>'raw', ("inner"->>'at')::date, ("inner"->'price')::numeric,
+                                 "inner"->'f', days->'2024-02-29'->1, days->'2024-02-29'->0 = "inner" FROM out""",
+    )
+    assert found == [("AP8=", day, price, None, None, True)]
+
+
+def test_numbers_at_the_edge_come_back(dsn: str) -> None:
+    schema = pa.schema([("id", pa.int64()), ("f", pa.float64()), ("g", pa.float32()), ("t", pa.timestamp("us"))])
+    values = [0.1, 1e308, -5e-324, math.inf, -math.inf]
+    at = datetime(1, 1, 1, 0, 0, 0, 1)  # noqa: DTZ001 (it has no zone on purpose)
+    case = start(dsn, schema=schema)
+    case.publish(1, 0, [{"id": 2**63 - 1, "f": value, "g": 0.5, "t": at} for value in values])
+    assert query(dsn, "SELECT id, f, g, t FROM out") == [(2**63 - 1, value, 0.5, at) for value in values]
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "complaint"),
+    [
+        ("CREATE TABLE out (key text, value integer)", {}, "value is integer"),
+        ("CREATE TABLE out (key text)", {}, r"no column value \(bigint\)"),
+        ("CREATE TABLE out (key text, value bigint)", {}, "no column cutline_epoch"),
+        (
+            "CREATE TABLE out (key text, value bigint, more int NOT NULL)",
+            {"rewindable": False},
+            "more must not be null",
+        ),
+        ("CREATE TABLE out (key text, value bigint GENERATED ALWAYS AS (1) STORED)", {"rewindable": False}, "computed"),
+        ("CREATE VIEW out AS SELECT 'a' AS key, 1 AS value", {}, "no table"),
+        ("CREATE TABLE out (key text NOT NULL, value bigint)", {"mode": "upsert", "key": ["key"]}, "no unique index"),
+        ("CREATE TABLE out (key text UNIQUE, value bigint)", {"mode": "upsert", "key": ["key"]}, "may be null"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(dsn: str, table: str, options: dict[str, Any], complaint: str) -> None:
+    query(dsn, table)
+    with pytest.raises(SinkError, match=complaint):
+        start(dsn, schema=KEYED, **options)
+
+
+def test_a_table_that_fits_is_taken_as_it_is(dsn: str) -> None:
+    query(dsn, "CREATE TABLE out (more int DEFAULT 7, value numeric, key text, cutline_epoch bigint)")
+    start(dsn, schema=KEYED).publish(1, 0, pairs(a=1))
+    assert query(dsn, "SELECT key, value, more, cutline_epoch FROM out") == [("a", 1, 7, 1)]
+
+
+def test_rows_that_do_not_fit_fail_where_they_are_staged(dsn: str) -> None:
+    case = start(dsn, schema=KEYED, mode="upsert", key=["key"])
+    for bad, complaint in (({"key": None, "value": 1}, "key"), ({"key": "a\x00b", "value": 1}, "0x00")):
+        with pytest.raises(SinkError, match=complaint):
+            case.stage(0, [bad])
+    assert query(dsn, "SELECT count(*) FROM cutline_books.staged_1") == [(0,)]
+
+
+def test_strange_arguments_and_types_are_refused(dsn: str) -> None:
+    for options in ({"mode": "upsert"}, {"key": ["id"]}, {"mode": "merge"}, {"keep_epochs": 0}):
+        with pytest.raises(SinkError):
+            Postgres(dsn, "out", **options)
+    for table in ("a.b.c", "", "100%", "x" * 64):
+        with pytest.raises(SinkError):
+            Postgres(dsn, table)
+    with pytest.raises(SinkError, match="no such key"):
+        start(dsn, mode="upsert", key=["absent"])
+    for field in (("cutline_row", pa.int64()), ("50%", pa.int64()), ("when", pa.time64("us"))):
+        with pytest.raises(SinkError):
+            start(dsn, schema=pa.schema([field]))
+
+
+def test_the_books_are_no_place_for_other_tables(dsn: str) -> None:
+    for table in ("ledger", "new"):
+        with pytest.raises(SinkError, match="where the sink keeps its books"):
+            start(dsn, table, books="cutline")  # the name of the user, so it is where unqualified names lead
+    start(dsn, "public.ledger", books="cutline").publish(1, 0, rows(1))
+    assert query(dsn, "SELECT id FROM public.ledger") == [(1,)]
+
+
+def test_without_psycopg_it_says_what_to_install(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(SinkError, match=r"pip install 'cutline\[postgres\]'"):
+        start(dsn)
+
+
+def test_the_password_is_nowhere_to_be_seen(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = start(dsn)
+    staged = case.stage(0, rows(1))
+    token = case.sink.prepare(Epoch(1), [staged])
+    shown = [
+        repr(case.sink),
+        repr(case.sink.stager()),
+        repr(staged),
+        repr(token),
+        str(vars(case.sink)["_reads"].address),
+    ]
+    wrong = PASSWORD.replace("secret", "wrong")
+    for bad in (dsn.replace(PASSWORD, wrong), f"host=127.0.0.1 password={wrong} {wrong}", dsn + "?nonsense=1"):
+        with pytest.raises(CutlineError) as caught:
+            start(bad)
+        shown += [str(caught.value), repr(caught.value.__cause__)]
+    assert not [text for text in shown if PASSWORD in text or "wrong" in text], shown
+    # It need not be in the connection string at all.
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    start(dsn.replace(f":{PASSWORD}@", "@")).publish(1, 0, rows(7))
+    assert query(dsn, "SELECT id FROM out") == [(7,)]
+
+
+# ------------------------------------------------------------------------------------------------- several tables
+
+
+def two(dsn: str) -> tuple[Case, Case]:
+    return start(dsn, "a", sink="a-out"), start(dsn, "b", sink="b-out", mode="upsert", key=["id"])
+
+
+def counts(dsn: str) -> tuple[int, int]:
+    return tuple(query(dsn, "SELECT (SELECT count(*) FROM a), (SELECT count(*) FROM b)")[0])
+
+
+def test_whoever_comes_first_publishes_for_all(dsn: str) -> None:
+    for epoch, order in ((1, (0, 1)), (2, (1, 0))):
+        cases = two(dsn)
+        staged = [case.stage(epoch, rows(10 * epoch, 10 * epoch + 1)) for case in cases]
+        tokens = [case.sink.prepare(Epoch(epoch), [one]) for case, one in zip(cases, staged, strict=True)]
+        for number in order:
+            permit = cases[number].permit(epoch, [staged[number]])
+            cases[number].sink.commit(permit, [staged[number]], tokens[number])
+            assert counts(dsn) == (2 * epoch, 2 * epoch)
+        assert [case.sink.published() for case in cases] == [epoch, epoch]
+
+
+def test_a_sink_without_rows_or_without_this_epoch_does_not_hinder_the_other(dsn: str) -> None:
+    a, b = two(dsn)
+    a.publish(1, 0, rows(1))  # the other is checkpointed by itself, or has nothing in this epoch
+    assert counts(dsn) == (1, 0)
+    b.commit(1)
+    b.publish(2, 0, rows(1))
+    assert counts(dsn) == (1, 1)
+    staged = [a.stage(1, rows(2)), b.stage(1, rows(2))]
+    b.sink.prepare(Epoch(3), [staged[1]])
+    a.commit(3, staged[0])
+    assert counts(dsn) == (2, 2)
+
+
+def test_batches_that_two_open_epochs_hold_are_published_once(dsn: str) -> None:
+    a, b = two(dsn)
+    first, second = [[case.stage(batch, rows(batch)) for case in (a, b)] for batch in (0, 1)]
+    for case, one, other in zip((a, b), first, second, strict=True):
+        case.sink.prepare(Epoch(1), [one])
+        case.sink.prepare(Epoch(2), [one, other])  # the outcome of epoch 1 was open
+    a.commit(1, first[0])
+    assert counts(dsn) == (1, 1)
+    a.commit(2, second[0])
+    assert counts(dsn) == (2, 2)
+    # Now the other hears that it may: nothing is left to do.
+    for epoch, one in ((1, first[1]), (2, second[1])):
+        b.sink.commit(b.permit(epoch, [one]), [one], {})
+    assert counts(dsn) == (2, 2)
+
+
+def test_what_a_process_has_prepared_is_published_for_all_by_the_next(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = two(dsn)
+    staged = [a.stage(0, rows(1)), b.stage(0, rows(1))]
+    token, _ = a.sink.prepare(Epoch(1), [staged[0]]), b.sink.prepare(Epoch(1), [staged[1]])
+    monkeypatch.setattr(postgres_connection, "_lives", {})
+    again, _ = two(dsn)
+    again.sink.commit(again.permit(1, [staged[0]]), [staged[0]], token)
+    assert counts(dsn) == (1, 1)
+
+
+def test_tables_go_back_together(dsn: str) -> None:
+    a, b = two(dsn)
+    for epoch in (1, 2, 3):
+        a.publish(epoch, epoch, rows(epoch))
+        b.publish(epoch, epoch, rows(epoch))
+    assert isinstance(a.sink, Postgres) and isinstance(b.sink, Postgres)
+    assert a.sink.rewind_group() == b.sink.rewind_group()
+    with psycopg.connect(dsn) as connection:
+        before = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+    rewind_all([(a.sink, Epoch(1)), (b.sink, Epoch(1))])
+    assert counts(dsn) == (1, 1)
+    assert before is not None
+    assert query(dsn, "SELECT pg_current_xact_id()::text::bigint") == [(before[0] + 2,)]  # one for both

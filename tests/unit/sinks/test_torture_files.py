@@ -1,0 +1,71 @@
+"""The file sinks under kill -9 at every step and at random, with a reader beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from cutline.ports import Sink
+from cutline.sinks import Delta, Parquet
+from tests.support.sink_torture import View, each_number_of_kills, torture
+from tests.support.torture_flow import Row
+
+pytestmark = [pytest.mark.kill]
+
+
+def make_parquet(config: dict[str, Any]) -> dict[str, Sink]:
+    return {name: Parquet(Path(config["folder"]) / name) for name in ("events", "latest")}
+
+
+def make_delta(config: dict[str, Any]) -> dict[str, Sink]:
+    return {name: Delta(Path(config["folder"]) / name) for name in ("events", "latest")}
+
+
+@each_number_of_kills
+def test_parquet_survives_torture(tmp_path: Path, kills: int) -> None:
+    def read() -> View | None:
+        try:
+            return {name: _parquet_rows(tmp_path / "tables" / name) for name in ("events", "latest")}
+        except FileNotFoundError:
+            return None  # an epoch was taken back while it was read
+
+    config = {"folder": str(tmp_path / "tables")}
+    report = torture(f"{__name__}:make_parquet", config, read, folder=tmp_path / "flow", kills=kills, seed=1)
+    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
+
+
+@each_number_of_kills
+def test_delta_survives_torture(tmp_path: Path, kills: int) -> None:
+    def read() -> View:
+        return {name: _delta_rows(tmp_path / "tables" / name) for name in ("events", "latest")}
+
+    config = {"folder": str(tmp_path / "tables")}
+    report = torture(f"{__name__}:make_delta", config, read, folder=tmp_path / "flow", kills=kills, seed=2)
+    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
+
+
+def _parquet_rows(folder: Path) -> list[Row]:
+    if not folder.exists():
+        return []
+    # A reader that lists folder by folder could see a later epoch without an earlier one that it was too early for.
+    epochs = sorted(path for path in folder.iterdir() if path.name.startswith("cutline_epoch="))
+    return [row for epoch in epochs for row in _rows(ds.dataset(epoch, format="parquet").to_table())]
+
+
+def _delta_rows(folder: Path) -> list[Row]:
+    try:
+        return _rows(DeltaTable(str(folder)).to_pyarrow_table())
+    except TableNotFoundError:
+        return []
+
+
+def _rows(table: pa.Table) -> list[Row]:
+    if not table.num_rows:
+        return []
+    return list(zip(*(table[name].to_pylist() for name in ("id", "key", "value")), strict=True))

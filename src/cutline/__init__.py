@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cutline import sinks
+    from cutline.errors import TakenBackError
     from cutline.flow import Flow, Operator
     from cutline.service.running import RunningFlow
+    from cutline.sinks.reading import read
 
 __version__ = "0.1.0"
-__all__ = ["Flow", "Operator", "RunningFlow", "__version__", "sinks"]
+__all__ = ["Flow", "Operator", "RunningFlow", "TakenBackError", "__version__", "read", "sinks"]
 
-_HOMES = {"Flow": "cutline.flow", "Operator": "cutline.flow", "RunningFlow": "cutline.service.running"}
+_HOMES = {
+    "Flow": "cutline.flow",
+    "Operator": "cutline.flow",
+    "RunningFlow": "cutline.service.running",
+    "TakenBackError": "cutline.errors",
+    "read": "cutline.sinks.reading",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -83,6 +83,15 @@ class SinkError(CutlineError):
     """A sink cannot be used as asked, or does not match what the flow knows of it."""
 
 
+class TakenBackError(SinkError):
+    """What somebody has read from a sink was taken back since: the flow went back to an earlier checkpoint."""
+
+    def __init__(self, what: str, *, still: int, next_step: str = "", **where: object) -> None:
+        super().__init__(what, next_step=next_step, **where)
+        #: The newest epoch of those that were read that still stands; 0 if none does.
+        self.still = still
+
+
 class InvariantViolation(CutlineError):  # noqa: N818 (it is not an error of the caller, it is a bug)
     """Something that must always hold does not. Never caught except to report it."""
 

@@ -18,6 +18,7 @@ from cutline.ports.engine import (
 from cutline.ports.executors import Executors
 from cutline.ports.metadata import EpochOutcome, MetadataStore, PendingRecord
 from cutline.ports.objects import ObjectInfo, ObjectStore
+from cutline.ports.reading import Published, Readable, Wish
 from cutline.ports.sinks import (
     Piece,
     RewindsSoFar,
@@ -70,7 +71,9 @@ __all__ = [
     "PendingRecord",
     "Piece",
     "Pin",
+    "Published",
     "Query",
+    "Readable",
     "RewindsSoFar",
     "RewindsTogether",
     "Segment",
@@ -92,4 +95,5 @@ __all__ = [
     "SubtaskCut",
     "SubtaskRecord",
     "Tombstone",
+    "Wish",
 ]

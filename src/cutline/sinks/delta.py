@@ -21,7 +21,8 @@ from cutline.sinks.arrow_types import check_partition_columns, key_problems, row
 from cutline.sinks.delta_changes import Upsert, check_whole, files_of, overwritten_partitions
 from cutline.sinks.delta_commit import append_files, no_hooks, properties, replace_files
 from cutline.sinks.delta_fit import check_removable, feature_problems, property_problems, schema_problems
-from cutline.sinks.delta_log import DeltaLog, Mark
+from cutline.sinks.delta_log import DeltaLog, Mark, app_id, rewound_id
+from cutline.sinks.delta_reading import read_table
 from cutline.sinks.delta_upkeep import condense
 from cutline.sinks.parquet_files import ParquetStager
 from cutline.sinks.staged import check_commit, check_still_there, digest_of, local_path, pieces_of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    from cutline.ports import Piece, SinkContext, StagedBatch, Stager
+    from cutline.ports import Piece, Published, SinkContext, StagedBatch, Stager, Wish
     from cutline.protocol.commit import CommitPermit
 
 #: Tries of one transaction. deltalake itself settles harmless conflicts within each; more tries need a fresh view.
@@ -189,12 +190,16 @@ class Delta:
             ) from failure
         self._sync_log(table)
 
+    def read(self, wish: Wish) -> Published:
+        """The table, with other writers' rows, or the rows that later epochs of this sink have added."""
+        return read_table(self.path, self._delta_log, wish, appends=self.mode == "append")
+
     # ------------------------------------------------------------------ the table
 
     @property
     def _app(self) -> str:
         context = self._opened()
-        return f"cutline/{context.flow}/{context.sink}"
+        return app_id(context.flow, context.sink)
 
     def _opened(self) -> SinkContext:
         if self._context is None:
@@ -268,7 +273,8 @@ class Delta:
 
     def _rewound_in(self, table: DeltaTable) -> Epoch:
         """Highest epoch that a rewind took away. It and all below are never published again."""
-        return Epoch(table.transaction_version(f"{self._app}/rewound") or NO_EPOCH)
+        context = self._opened()
+        return Epoch(table.transaction_version(rewound_id(context.flow, context.sink)) or NO_EPOCH)
 
     def _sync_log(self, table: DeltaTable) -> None:
         """Make this sink's newest commit, and all after it, durable."""

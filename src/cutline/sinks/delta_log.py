@@ -19,10 +19,26 @@ from cutline.durable import fsync_dir, fsync_file
 from cutline.errors import InvariantViolation, SinkError
 from cutline.ids import Epoch
 
+_APP_PREFIX = "cutline"
 #: The key in a commit's commitInfo under which a Mark stands.
 MARK_KEY = "cutline"
 #: Actions that leave the rows and the schema as they are.
 _HARMLESS = frozenset({"commitInfo", "txn"})
+
+
+def app_id(flow: str, sink: str) -> str:
+    """The application whose version in the table is the sink's newest epoch."""
+    return f"{_APP_PREFIX}/{flow}/{sink}"
+
+
+def rewound_id(flow: str, sink: str) -> str:
+    """The application whose version is the highest epoch that a rewind took away."""
+    return f"{app_id(flow, sink)}/rewound"
+
+
+def parts_of_app_id(app: str) -> tuple[str, str]:
+    _, flow, sink = app.split("/")
+    return flow, sink
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

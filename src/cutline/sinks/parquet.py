@@ -24,6 +24,8 @@ from cutline.errors import FencedError, InvariantViolation, SinkError
 from cutline.ids import NO_EPOCH, Epoch, FlowName, OperatorId, SinkId
 from cutline.sinks.arrow_types import check_partition_columns, differences, rows_schema, storable_schema
 from cutline.sinks.parquet_files import ParquetStager
+from cutline.sinks.parquet_reading import read_folder
+from cutline.sinks.reading import nothing_there
 from cutline.sinks.staged import (
     STAGED_FOLDER,
     check_commit,
@@ -37,7 +39,7 @@ from cutline.sinks.staged import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cutline.ports import Piece, SinkContext, StagedBatch, Stager
+    from cutline.ports import Piece, Published, SinkContext, StagedBatch, Stager, Wish
     from cutline.protocol.commit import CommitPermit
 
 EPOCH_COLUMN = "cutline_epoch"
@@ -162,6 +164,23 @@ class Parquet:
             fsync_dir(self.path)
             crashpoint("sink-rewind-half", context.sink)
         shutil.rmtree(discarded, ignore_errors=True)
+
+    def read(self, wish: Wish) -> Published:
+        """Of which epochs there are folders, readers see the rows."""
+        import pyarrow as pa
+
+        if not self._ledger_path.exists():
+            raise nothing_there(self.path)
+        ledger = self._load_ledger()
+        return read_folder(
+            wish,
+            owner=(ledger.flow, ledger.sink),
+            schema=pa.ipc.read_schema(pa.BufferReader(ledger.schema_ipc)),
+            partition_by=ledger.partition_by,
+            rewound=lambda: self._load_ledger().rewound,
+            listed=self._epochs,
+            folder_of=self._folder_of,
+        )
 
     # ------------------------------------------------------------------ ownership
 

@@ -27,6 +27,7 @@ from cutline.sinks.postgres_books import (
 )
 from cutline.sinks.postgres_connection import Address, Session, life
 from cutline.sinks.postgres_publish import Publication
+from cutline.sinks.postgres_reading import read_table
 from cutline.sinks.postgres_staging import PostgresStager
 from cutline.sinks.postgres_tables import (
     BEFORE_COLUMNS,
@@ -44,7 +45,7 @@ from cutline.sinks.postgres_types import is_usable_name, table_columns
 from cutline.sinks.staged import check_commit
 
 if TYPE_CHECKING:
-    from cutline.ports import SinkContext, StagedBatch, Stager
+    from cutline.ports import Published, SinkContext, StagedBatch, Stager, Wish
     from cutline.protocol.commit import CommitPermit
     from cutline.sinks.postgres_connection import Connection
 
@@ -200,6 +201,10 @@ class Postgres:
     def rewind_group(self) -> object:
         """Sinks of which this is equal are taken back together."""
         return ("postgres", self._dsn, self._books)
+
+    def read(self, wish: Wish) -> Published:
+        """What one transaction sees of the table, and of which epoch that is."""
+        return read_table(self._dsn, self.table, self._books, wish)
 
     # ------------------------------------------------------------------
 

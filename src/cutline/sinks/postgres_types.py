@@ -71,6 +71,27 @@ def _column_type(kind: pa.DataType) -> str:
     return names[kind]
 
 
+def arrow_type(column: str) -> pa.DataType:
+    """The way back, for readers. What Arrow does not have, and JSON, is read as text."""
+    import pyarrow as pa
+
+    if column.startswith("numeric("):
+        digits, scale = _digits(column)
+        return pa.decimal128(digits, scale)
+    return {
+        "smallint": pa.int16(),
+        "integer": pa.int32(),
+        "bigint": pa.int64(),
+        "real": pa.float32(),
+        "double precision": pa.float64(),
+        "boolean": pa.bool_(),
+        "bytea": pa.binary(),
+        "date": pa.date32(),
+        "timestamp with time zone": pa.timestamp("us", "UTC"),
+        "timestamp without time zone": pa.timestamp("us"),
+    }.get(column, pa.string())
+
+
 def takes(column: str, wanted: str) -> bool:
     """Whether a column of one type (as PostgreSQL writes it) takes all values of another."""
     if column == wanted or column in _WIDER.get(wanted, frozenset()):

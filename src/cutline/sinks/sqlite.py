@@ -22,6 +22,7 @@ from cutline.ids import Epoch, SinkId
 from cutline.sinks.arrow_types import key_problems, rows_schema, storable_schema
 from cutline.sinks.parquet_files import ParquetStager
 from cutline.sinks.sqlite_ledger import EPOCH_COLUMN, PREFIX, Ledger, Shape
+from cutline.sinks.sqlite_reading import BUSY_SECONDS, read_database
 from cutline.sinks.sqlite_rows import tuples_of
 from cutline.sinks.sqlite_shares import Share, due_with, has_company, life, share_of, store_prepared
 from cutline.sinks.staged import (
@@ -36,13 +37,11 @@ from cutline.sinks.staged import (
 )
 
 if TYPE_CHECKING:
-    from cutline.ports import SinkContext, StagedBatch, Stager
+    from cutline.ports import Published, SinkContext, StagedBatch, Stager, Wish
     from cutline.protocol.commit import CommitPermit
 
 Mode = Literal["append", "upsert"]
 
-#: How long to wait for another writer of the database.
-BUSY_SECONDS = 30.0
 #: How many epochs can be taken back, unless the flow says otherwise.
 REWIND_EPOCHS = 1_000
 _HINT = "restore the flow to an older checkpoint; who deletes beside the database?"
@@ -201,6 +200,10 @@ class SQLite:
         ledger = self._known()
         with self._transaction("DEFERRED") as db:
             return ledger.forgotten(db)
+
+    def read(self, wish: Wish) -> Published:
+        """What one transaction sees of the table, and of which epoch that is."""
+        return read_database(self.path, self.table, wish)
 
     # ------------------------------------------------------------------ the database
 

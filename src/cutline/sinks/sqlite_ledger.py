@@ -65,9 +65,9 @@ class Ledger:
         self.owner = (flow, sink)
         self._table = table
         self._shape = shape
-        self._schema = schema
+        self.schema = schema
         self._undo = f"{PREFIX}undo_{table}"
-        self._columns = ", ".join(quoted(name) for name in schema.names)
+        self.columns = ", ".join(quoted(name) for name in schema.names)
         self._key = ", ".join(quoted(name) for name in shape.key)
 
     @classmethod
@@ -101,7 +101,7 @@ class Ledger:
         elif found[2].lower() != self._table.lower():
             problems.append(f"this sink has written to table {found[2]} so far")
         else:
-            problems += differences(self._schema, pa.ipc.read_schema(pa.BufferReader(found[4])))
+            problems += differences(self.schema, pa.ipc.read_schema(pa.BufferReader(found[4])))
             before = msgspec.json.decode(found[3], type=Shape)
             if before != self._shape:
                 problems.append(f"the table was made as {before}, now it is {self._shape}")
@@ -122,7 +122,7 @@ class Ledger:
             )
         columns = [
             f"{quoted(field.name)} {declared_type(field.type)}{' NOT NULL' if field.name in self._shape.key else ''}"
-            for field in self._schema
+            for field in self.schema
         ]
         if self._shape.mode == "upsert":
             if self._shape.rewindable:
@@ -130,7 +130,7 @@ class Ledger:
                 first = f"{EPOCH_COLUMN} INTEGER NOT NULL, cutline_was_there INTEGER NOT NULL"
                 db.execute(f"CREATE TABLE {quoted(self._undo)} ({first}, {', '.join(undo)}) WITHOUT ROWID")
             columns.append(f"PRIMARY KEY ({self._key})")
-        elif self._shape.rewindable:
+        elif self.has_epochs():
             columns.append(f"{EPOCH_COLUMN} INTEGER NOT NULL")
         db.execute(f"CREATE TABLE {quoted(self._table)} ({', '.join(columns)})")
         db.execute(
@@ -139,7 +139,7 @@ class Ledger:
                 *self.owner,
                 self._table,
                 msgspec.json.encode(self._shape).decode(),
-                self._schema.serialize().to_pybytes(),
+                self.schema.serialize().to_pybytes(),
             ),
         )
 
@@ -194,34 +194,34 @@ class Ledger:
 
     def write(self, db: sqlite3.Connection, epoch: Epoch, rows: Sequence[tuple[object, ...]]) -> None:
         """Put the rows into the table; where that replaces some, keep what they were before the epoch."""
-        marks = ", ".join("?" * len(self._schema.names))
+        marks = ", ".join("?" * len(self.schema.names))
         table = quoted(self._table)
         if self._shape.mode == "append":
             if self._shape.rewindable:
-                statement = f"INSERT INTO {table} ({self._columns}, {EPOCH_COLUMN}) VALUES ({marks}, {epoch})"
+                statement = f"INSERT INTO {table} ({self.columns}, {EPOCH_COLUMN}) VALUES ({marks}, {epoch})"
             else:
-                statement = f"INSERT INTO {table} ({self._columns}) VALUES ({marks})"
+                statement = f"INSERT INTO {table} ({self.columns}) VALUES ({marks})"
             db.executemany(statement, rows)
             return
         if self._shape.rewindable:
             self._keep_images(db, epoch, rows)
-        others = [name for name in self._schema.names if name not in self._shape.key]
+        others = [name for name in self.schema.names if name not in self._shape.key]
         sets = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in others)
         conflict = f"ON CONFLICT ({self._key}) DO {f'UPDATE SET {sets}' if sets else 'NOTHING'}"
-        db.executemany(f"INSERT INTO {table} ({self._columns}) VALUES ({marks}) {conflict}", rows)
+        db.executemany(f"INSERT INTO {table} ({self.columns}) VALUES ({marks}) {conflict}", rows)
 
     def _keep_images(self, db: sqlite3.Connection, epoch: Epoch, rows: Sequence[tuple[object, ...]]) -> None:
         """The row of each key as it is now, or that there is none. Of an epoch's images the first one counts."""
-        places = [self._schema.names.index(name) for name in self._shape.key]
+        places = [self.schema.names.index(name) for name in self._shape.key]
         keys = [tuple(row[place] for place in places) for row in rows]
         values = ", ".join(
             f"?{self._shape.key.index(name) + 1}" if name in self._shape.key else f"t.{quoted(name)}"
-            for name in self._schema.names
+            for name in self.schema.names
         )
         match = " AND ".join(f"t.{quoted(name)} = ?{number}" for number, name in enumerate(self._shape.key, 1))
         now = f"(SELECT 1) LEFT JOIN {quoted(self._table)} t ON {match}"
         db.executemany(
-            f"INSERT OR IGNORE INTO {quoted(self._undo)} ({EPOCH_COLUMN}, cutline_was_there, {self._columns}) "
+            f"INSERT OR IGNORE INTO {quoted(self._undo)} ({EPOCH_COLUMN}, cutline_was_there, {self.columns}) "
             f"SELECT {epoch}, t.{quoted(self._shape.key[0])} IS NOT NULL, {values} FROM {now}",
             keys,
         )
@@ -262,7 +262,7 @@ class Ledger:
             # SQLite takes the other columns from the very row that has the minimum.
             first = f"SELECT *, MIN({EPOCH_COLUMN}) FROM {undo} WHERE {later} GROUP BY {self._key}"
             db.execute(
-                f"INSERT INTO {table} ({self._columns}) SELECT {self._columns} FROM ({first}) WHERE cutline_was_there"
+                f"INSERT INTO {table} ({self.columns}) SELECT {self.columns} FROM ({first}) WHERE cutline_was_there"
             )
             db.execute(f"DELETE FROM {undo} WHERE {later}")
         else:
@@ -273,6 +273,10 @@ class Ledger:
         )
         db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch > ?", (*self.owner, epoch))
         self.set_reached(db, epoch)
+
+    def has_epochs(self) -> bool:
+        """Whether each row says which epoch it is of."""
+        return self._shape.mode == "append" and self._shape.rewindable
 
     def _has_images(self) -> bool:
         return self._shape.mode == "upsert" and self._shape.rewindable

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,6 +59,60 @@ def _converter(kind: pa.DataType) -> Convert | None:
         plain = _plain(kind)
         return lambda value: msgspec.json.encode(plain(value)).decode()
     return None
+
+
+def arrow_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """The way back: rows of such a table as they went in."""
+    import pyarrow as pa
+
+    columns = []
+    for field, values in zip(schema, zip(*rows, strict=True), strict=True):
+        convert = _from_database(field.type)
+        columns.append(pa.array(values if convert is None else map(convert, values), field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _from_database(kind: pa.DataType) -> Convert | None:
+    import pyarrow as pa
+
+    if pa.types.is_nested(kind):
+        back = _from_plain(kind)
+        return _if_there(lambda value: back(msgspec.json.decode(value)))
+    return _from_text(kind)
+
+
+def _from_text(kind: pa.DataType) -> Convert | None:
+    """How a value becomes one that Arrow takes for such a column; None: it is one already."""
+    import pyarrow as pa
+
+    is_ = pa.types
+    if is_.is_boolean(kind):
+        return _if_there(bool)
+    if is_.is_timestamp(kind):
+        return _if_there(datetime.fromisoformat)
+    if is_.is_date(kind):
+        return _if_there(date.fromisoformat)
+    return _if_there(Decimal) if is_.is_decimal(kind) else None
+
+
+def _from_plain(kind: pa.DataType) -> Convert:
+    """The way back from what JSON has, see ``_plain``."""
+    import pyarrow as pa
+
+    is_ = pa.types
+    if is_.is_struct(kind):
+        fields = {field.name: _from_plain(field.type) for field in kind}
+        return _if_there(lambda value: {name: convert(value[name]) for name, convert in fields.items()})
+    if is_.is_map(kind):
+        key, item = _from_plain(kind.key_type), _from_plain(kind.item_type)
+        pairs: Convert = dict.items if is_.is_string(kind.key_type) else list
+        return _if_there(lambda value: [(key(name), item(one)) for name, one in pairs(value)])
+    if is_.is_list(kind):
+        element = _from_plain(kind.value_type)
+        return _if_there(lambda value: [element(one) for one in value])
+    if is_.is_binary(kind):
+        return _if_there(b64decode)
+    return _from_text(kind) or (lambda value: value)
 
 
 def _timestamp(value: datetime) -> str:

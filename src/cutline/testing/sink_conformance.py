@@ -30,8 +30,9 @@ import pytest
 from cutline.crashpoints import ENVIRONMENT_VARIABLE
 from cutline.errors import FencedError, SinkError
 from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
-from cutline.ports import Sink, SinkContext, StageAttempt, StagedBatch
+from cutline.ports import Readable, Sink, SinkContext, StageAttempt, StagedBatch
 from cutline.protocol.commit import CommitPermit
+from cutline.sinks.reading import read
 
 Row = dict[str, Any]
 
@@ -183,6 +184,17 @@ class SinkConformance:
         """The ids readers see, sorted, repeats included."""
         return sorted(row["id"] for row in self.read_rows(tmp_path))
 
+    def seen(self, tmp_path: Path, *, after: int | None = None, as_of: int | None = None) -> tuple[int, list[int]]:
+        """What somebody gets from ``cutline.read``: the epoch, and the ids."""
+        found = read(self.make_sink(tmp_path), after=after, as_of=as_of)
+        return found.epoch, sorted(found.to_arrow()["id"].to_pylist())
+
+    def readable(self, tmp_path: Path) -> Case:
+        case = self.start(tmp_path)
+        if not isinstance(case.sink, Readable):
+            pytest.skip("readers use what its target has")
+        return case
+
     def rewindable(self, tmp_path: Path) -> Case:
         case = self.start(tmp_path)
         if not case.sink.can_rewind:
@@ -319,6 +331,47 @@ class SinkConformance:
         assert found == self.rich_rows
 
     # ------------------------------------------------------------------ rewinding
+
+    def test_readers_get_whole_epochs(self, tmp_path: Path) -> None:
+        case = self.readable(tmp_path)
+        assert self.seen(tmp_path) == (NO_EPOCH, [])
+        case.publish(3, 0, rows(1, 2))
+        case.publish(5, 1, rows(3), rows(4))
+        case.stage(2, rows(9))
+        assert self.seen(tmp_path) == (5, [1, 2, 3, 4])
+        owner = read(self.make_sink(tmp_path))
+        assert (owner.flow, owner.sink) == (case.context.flow, case.context.sink)
+
+    def test_readers_get_what_is_new_and_what_was_or_are_told_that_nobody_knows(self, tmp_path: Path) -> None:
+        case = self.readable(tmp_path)
+        for epoch in (3, 5, 6):
+            case.publish(epoch, epoch, rows(epoch))
+        for wish, expected in (
+            ({"after": 3}, (6, [5, 6])),
+            ({"after": 6}, (6, [])),
+            ({"as_of": 5}, (5, [3, 5])),
+            ({"as_of": 2}, (NO_EPOCH, [])),
+            ({"after": 3, "as_of": 5}, (5, [5])),
+        ):
+            try:
+                assert self.seen(tmp_path, **wish)[1] == expected[1], wish
+            except SinkError as error:
+                assert "told" in error.what or "cannot be read" in error.what  # noqa: PT017 (a sink may do either)
+
+    def test_readers_are_told_of_what_was_taken_back(self, tmp_path: Path) -> None:
+        case = self.readable(tmp_path)
+        if not case.sink.can_rewind:
+            pytest.skip("the sink cannot rewind, and says so")
+        for epoch in (3, 5, 6):
+            case.publish(epoch, epoch, rows(epoch))
+        case.sink.rewind(Epoch(3))
+        case.previous = Epoch(3)
+        assert self.seen(tmp_path) == (3, [3])
+        case.publish(8, 8, rows(8))
+        assert self.seen(tmp_path) == (8, [3, 8])
+        with pytest.raises(SinkError) as told:
+            self.seen(tmp_path, after=5)
+        assert getattr(told.value, "still", 3) == 3
 
     def test_rewind_hides_later_epochs_and_higher_ones_publish_again(self, tmp_path: Path) -> None:
         case = self.rewindable(tmp_path)

@@ -1,0 +1,57 @@
+"""The readers' side of a sink: what it shows as of one epoch, and what is new since an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from cutline.ids import NO_EPOCH, Epoch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What somebody wants to read."""
+
+    #: Only rows of later epochs.
+    after: Epoch = NO_EPOCH
+    #: As it was when this epoch was newest; None: as it is now.
+    as_of: Epoch | None = None
+    #: Whose epochs count, if several sinks write to the target.
+    flow: str | None = None
+    sink: str | None = None
+
+    def reaches(self, epoch: Epoch) -> bool:
+        """Whether the epoch is not too new."""
+        return self.as_of is None or epoch <= self.as_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Rows of whole epochs. It stays what it is, whatever is published after it was read."""
+
+    flow: str
+    sink: str
+    #: The newest epoch whose rows are among these. Keep it with what you make of them: next time read ``after`` it.
+    epoch: Epoch
+    schema: pa.Schema
+    batches: Callable[[], Iterator[pa.RecordBatch]]
+
+    def to_arrow(self) -> pa.Table:
+        import pyarrow as pa
+
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+    def to_spark(self, spark: Any) -> Any:
+        """A DataFrame of the rows, which go through the driver: for what fits into its memory."""
+        return spark.createDataFrame(self.to_arrow())
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A sink whose target can be asked for whole epochs. It need not be opened: readers run beside the flow."""
+
+    def read(self, wish: Wish) -> Published: ...

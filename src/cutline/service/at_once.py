@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from cutline.channels.entries import DataEntry
 from cutline.channels.log import ChannelLog
-from cutline.errors import RecoveryError
+from cutline.errors import RecoveryError, SinkError
 from cutline.graph import FlowGraph, SinkNode
 from cutline.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, SinkId
 from cutline.logs import get_logger
@@ -33,6 +34,11 @@ def place_of(generation: Generation, batch: BatchId) -> Epoch:
     return Epoch(generation * BATCHES_PER_GENERATION + batch)
 
 
+def is_place(number: int) -> bool:
+    """Whether it is such a number, and no epoch of the flow."""
+    return number >= BATCHES_PER_GENERATION
+
+
 def end_of(channel: ChannelLog) -> Epoch | None:
     """Above this number nothing belongs to the history that the log shows; None if the log has never held anything.
 
@@ -44,6 +50,19 @@ def end_of(channel: ChannelLog) -> Epoch | None:
         return None
     oldest = next(entry for entry in entries if entry.batch == entries[-1].batch)
     return place_of(oldest.generation, oldest.batch)
+
+
+def check_numbering(sink: Sink, node: SinkNode, flow: FlowName) -> None:
+    """Refuse a target that was published to the other way: what it has and what it is to get could not be compared."""
+    highest = sink.highest()
+    if highest and is_place(highest) != (node.publish == "at_once"):
+        way = "batch by batch, at once" if is_place(highest) else "with checkpoints"
+        raise SinkError(
+            f"what is in the sink's target was published {way}, and publish={node.publish!r} numbers otherwise",
+            next_step="give the sink another target, or its former publish=… back",
+            flow=flow,
+            sink=node.sink,
+        )
 
 
 class AtOnce:
@@ -64,27 +83,69 @@ class AtOnce:
         #: Until this epoch is committed batches only wait: what it publishes comes before them.
         self._behind = NO_EPOCH
         self._published = NO_EPOCH
+        #: The newest that had rows: batches without any leave no trace in the sink.
+        self._with_rows = NO_EPOCH
+        #: What the flow's records say that the sink has; and how they are told.
+        self._seen = NO_EPOCH
+        self._store_seen: Callable[[Epoch], None] = lambda _: None
 
     def open(self, context: SinkContext) -> None:
         self._sink.open(context)
+        check_numbering(self._sink, self._node, self._flow)
 
     def stager(self) -> Stager:
         return self._sink.stager()
 
     # ------------------------------------------------------------------ at the start
 
+    def remember(self, seen: Epoch, store_seen: Callable[[Epoch], None]) -> None:
+        """``seen``: what the records say that the sink has; ``store_seen`` writes down that it has more, or less."""
+        self._seen, self._store_seen = seen, store_seen
+
     def take_back(self, channel: ChannelLog) -> None:
         """Take back what was published and is no part of the history; to be called before anything runs."""
         with self._lock:
             self._waiting.clear()
             published, end = self._sink.published() or NO_EPOCH, self._end_of_history(channel)
+            self._refuse_behind(channel, published, end)
             if published > end and self._node.on_rollback == "keep":
                 log.warning("sink_keeps_what_was_given_up", flow=self._flow, sink=self._node.sink)
             elif published > end:
                 log.warning("sink_rewound", flow=self._flow, sink=self._node.sink, published=published, to=end)
+                # First: killed in between, it must not look as if somebody else had taken the sink back.
+                self._note(NO_EPOCH)
                 self._sink.rewind(end)
                 published = self._sink.published() or NO_EPOCH
-            self._published = published
+            self._published = self._with_rows = published
+            self._note(published)
+
+    def _refuse_behind(self, channel: ChannelLog, published: Epoch, end: Epoch) -> None:
+        """A sink that no longer has what was published to it would go on with rows missing."""
+        needed = self._seen
+        if needed > end:  # the flow goes back; what it keeps of what the sink had, the log says as far as it reaches
+            places = (
+                place_of(entry.generation, entry.batch) for entry in channel.data_entries() if self._has_rows(entry)
+            )
+            needed = max((place for place in places if place <= self._seen), default=NO_EPOCH)
+        if published < needed:
+            raise RecoveryError(
+                f"sink {self._node.sink} no longer has batches that were published to it: "
+                "it was restored from a backup, emptied, or is another target",
+                next_step="put its target right; to go on without what is missing: "
+                f"cutline sinks --flow {self._flow} --accept {self._node.sink}",
+                flow=self._flow,
+                published=published,
+                expected=needed,
+            )
+
+    def _has_rows(self, entry: DataEntry) -> bool:
+        staged = entry.staged.get(self._node.sink)
+        return staged is not None and bool(staged.pieces)
+
+    def _note(self, published: Epoch) -> None:
+        if published != self._seen:
+            self._store_seen(published)
+            self._seen = published
 
     def _end_of_history(self, channel: ChannelLog) -> Epoch:
         end = end_of(channel)
@@ -134,6 +195,8 @@ class AtOnce:
         )
         self._sink.commit(permit, [batch], self._sink.prepare(number, [batch]))
         self._published = number
+        if batch.pieces:
+            self._with_rows = number
 
     # ------------------------------------------------------------------ as every sink
 
@@ -148,6 +211,7 @@ class AtOnce:
             if permit.epoch >= self._behind:
                 self._behind = NO_EPOCH
             self._drain()
+            self._note(self._with_rows)
 
     def abort(self, staged: Iterable[StagedBatch]) -> None:
         self._sink.abort(staged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from cutline.channels.log import ChannelLog
 from cutline.graph import FlowGraph
@@ -23,7 +24,7 @@ from cutline.ports import (
 from cutline.protocol.coordinator import StoredPending
 from cutline.protocol.lineage import Lineage
 from cutline.protocol.recovery import is_resumable
-from cutline.service.at_once import AtOnce
+from cutline.service.at_once import AtOnce, check_numbering
 from cutline.service.clock import now_ms
 from cutline.service.leftovers import held_files
 from cutline.service.manifests import epoch_in, gone_back_to, lineage_of, not_held, statistics
@@ -35,7 +36,8 @@ log = get_logger(__name__)
 def open_sinks(graph: FlowGraph, sinks: Mapping[SinkId, Sink], plans: Mapping[OperatorId, OperatorPlan]) -> None:
     """Open every sink: before the way back is chosen, because how far they have published decides it."""
     for node in graph.sinks:
-        sinks[node.sink].open(
+        sink = sinks[node.sink]
+        sink.open(
             SinkContext(
                 flow=graph.flow,
                 operator=node.operator,
@@ -44,16 +46,19 @@ def open_sinks(graph: FlowGraph, sinks: Mapping[SinkId, Sink], plans: Mapping[Op
                 schema_ipc=plans[node.operator].schema_ipc,
             )
         )
+        if not isinstance(sink, AtOnce):
+            check_numbering(sink, node, graph.flow)
 
 
 def settle_sinks(
     graph: FlowGraph, sinks: Mapping[SinkId, Sink], recovered: Recovered, metadata: MetadataStore, layout: Layout
 ) -> dict[SinkId, Epoch]:
     """Undo what sinks published of a history that was given up, and say how far each one is."""
-    recorded = metadata.published()
+    recorded, seen = metadata.published(), metadata.seen()
     published: dict[SinkId, Epoch] = {}
     for node in graph.sinks:
         if isinstance(sink := sinks[node.sink], AtOnce):
+            sink.remember(seen.get(node.sink, NO_EPOCH), partial(metadata.store_seen, node.sink))
             sink.take_back(recovered.channels[node.operator])
     ahead = {node.sink: sinks[node.sink].published() or NO_EPOCH for node in graph.sinks}
     newest = {
@@ -76,9 +81,11 @@ def settle_sinks(
         floor = NO_EPOCH if recovered.record.is_per_operator else not_held(recovered.manifests, node.operator)
         # What is not its own to publish is written down nowhere: the flow may go back to where it was another's.
         metadata.store_published(node.sink, reached)
-        metadata.store_seen(node.sink, sinks[node.sink].published() or NO_EPOCH)
         published[node.sink] = max(reached, floor)
-        if isinstance(sink := sinks[node.sink], AtOnce):
+        sink = sinks[node.sink]
+        if not isinstance(sink, AtOnce):
+            metadata.store_seen(node.sink, sink.published() or NO_EPOCH)
+        else:  # it remembers by itself what it has
             complete = newest[node.sink]
             sink.begin(behind=complete if published[node.sink] < complete else NO_EPOCH)
     for manifest in recovered.manifests:

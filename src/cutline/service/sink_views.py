@@ -10,6 +10,7 @@ from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, OperatorId, SinkId
 from cutline.layout import Layout
 from cutline.ports import Manifest, SnapshotStore
 from cutline.ports.inspection import CoordinatorRecords
+from cutline.service.at_once import is_place
 from cutline.service.clock import now_ms
 from cutline.service.manifests import lineage_of
 
@@ -20,7 +21,8 @@ class SinkView:
 
     sink: SinkId
     operator: OperatorId
-    #: The newest epoch that it has published, be it without rows; and the newest that had rows for it.
+    #: The newest epoch that it has published, be it without rows; and the newest that had rows for it (not known of
+    #: a sink that publishes at once).
     published: Epoch
     with_rows: Epoch
     #: Complete checkpoints that it has yet to publish, and since when the oldest of them waits.
@@ -66,7 +68,7 @@ def _view(
         sink=sink,
         operator=operator,
         published=published,
-        with_rows=known.seen.get(sink, NO_EPOCH),
+        with_rows=NO_EPOCH if is_place(seen := known.seen.get(sink, NO_EPOCH)) else seen,
         waiting=[one.epoch for one in waiting],
         waiting_ms=max(now_ms() - waiting[0].completed_ms, 0) if waiting else 0,
         staged_batches=len(staged),

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from cutline.channels.entries import BarrierEntry
 from cutline.channels.log import ChannelLog
-from cutline.errors import FlowDefinitionError, RecoveryError
+from cutline.cli.main import app
+from cutline.errors import FlowDefinitionError, RecoveryError, SinkError
 from cutline.flow import Flow
 from cutline.graph import SinkNode
 from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId
@@ -18,6 +20,7 @@ from cutline.ports import StagedBatch
 from cutline.protocol.commit import CommitPermit
 from cutline.protocol.lineage import Lineage
 from cutline.service.at_once import AtOnce, end_of, place_of
+from tests.support.killing import is_killed_at
 from tests.support.memory_sink import MemorySink
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 from tests.unit.service.test_running import assert_each_once, running
@@ -299,3 +302,73 @@ def test_what_cannot_be_kept_is_refused_when_the_flow_is_written() -> None:
     with pytest.raises(FlowDefinitionError, match="cannot take back"):
         flow.sink("o", one_way, publish="at_once")
     flow.sink("o", one_way, publish="at_once", on_rollback="keep")
+
+
+# ---------------------------------------------------------------------- what the sink itself says
+
+
+def put_back(tmp_path: Path, keep: int) -> None:
+    """As if the sink's target had been restored from a backup of its own, with so many batches in it."""
+    published = sorted(path for path in (tmp_path / "table").iterdir() if path.stem.isdigit())
+    for path in published[keep:]:
+        path.unlink()
+
+
+def test_a_sink_that_was_put_back_is_recognised_and_may_be_accepted(tmp_path: Path) -> None:
+    with running(tmp_path, **AT_ONCE) as flow:
+        flow.emit(2)
+        flow.emit(1)
+        flow.checkpoint()
+        flow.checkpoint()
+    put_back(tmp_path, keep=1)
+    for _ in range(2):
+        with pytest.raises(RecoveryError, match="no longer has batches that were published to it"):
+            SparklessFlow(tmp_path, **AT_ONCE)
+    asked = ["sinks", "--flow", "counting", "--storage", str(tmp_path / "storage"), "--accept", "table"]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    with running(tmp_path, **AT_ONCE) as flow:
+        flow.emit(1)
+        flow.drain()
+    with running(tmp_path, **AT_ONCE) as flow:
+        assert flow.recovered.path == "resume"
+
+
+@pytest.mark.parametrize("restore_to", [None, 1])
+def test_a_sink_that_was_emptied_is_recognised_also_when_the_flow_goes_back(
+    tmp_path: Path, restore_to: int | None
+) -> None:
+    with running(tmp_path, retain_checkpoints=4, **AT_ONCE) as flow:
+        for _ in range(3):
+            flow.emit(2)
+            flow.checkpoint()
+    put_back(tmp_path, keep=0)
+    with pytest.raises(RecoveryError, match="no longer has batches"):
+        SparklessFlow(tmp_path, retain_checkpoints=4, restore_to=restore_to, **AT_ONCE)
+
+
+def test_killed_while_it_is_rewound_the_sink_does_not_look_put_back(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=4, **AT_ONCE) as flow:
+        for _ in range(3):
+            flow.emit(2)
+            flow.checkpoint()
+    again = {**AT_ONCE, "retain_checkpoints": 4}
+    assert is_killed_at("sink-rewind-half", lambda: SparklessFlow(tmp_path, restore_to=1, **again).stop())
+    with running(tmp_path, **again) as flow:
+        wait_rows(flow, 2)
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+@pytest.mark.parametrize(("before", "after"), [("at_once", "checkpoint"), ("checkpoint", "at_once")])
+def test_a_target_is_not_published_to_in_both_ways(tmp_path: Path, before: str, after: str) -> None:
+    with running(tmp_path, publish=before) as flow:
+        flow.emit(3)
+        flow.drain()
+    for _ in range(2):
+        with pytest.raises(SinkError, match="numbers otherwise"):
+            SparklessFlow(tmp_path, publish=after)
+    with running(tmp_path, publish=before) as flow:
+        flow.emit(2)
+        flow.drain()
+        wait_rows(flow, 5)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+
+from cutline.testing.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from cutline.testing.s3_server import S3Server
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+Server = TypeVar("Server", bound=ServerProcess)
 
 
 @pytest.fixture(scope="session")
@@ -30,17 +34,20 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    """The S3 server that all tests share, each in a place of its own (``fresh_url``). Who stops it starts it again."""
-    from cutline.testing.s3_server import S3Server
-
-    server = S3Server()
+def _serving(server: Server) -> Iterator[Server]:
     try:
         server.start()
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """The S3 server that all tests share, each in a place of its own (``fresh_url``). Who stops it starts it again."""
+    from cutline.testing.s3_server import S3Server
+
+    yield from _serving(S3Server())
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +55,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     """The PostgreSQL server that all tests share, each in a database of its own (``fresh_database``)."""
     from cutline.testing.postgres_server import PostgresServer
 
-    server = PostgresServer()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
+    yield from _serving(PostgresServer())
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +63,4 @@ def nats_server() -> Iterator[NatsServer]:
     """The NATS server that all tests share, each with a stream of its own (``fresh_stream``)."""
     from cutline.testing.nats_server import NatsServer
 
-    server = NatsServer()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
+    yield from _serving(NatsServer())

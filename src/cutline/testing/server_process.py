@@ -1,0 +1,150 @@
+"""A real server on loopback as a child process, that tests may kill, freeze and bring back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cutline.errors import InvariantViolation, NotDone
+
+_PAUSE_SECONDS = 0.03
+
+
+class ServerProcess:
+    """One server with a folder of its own. After ``kill`` or ``stop``, ``start`` brings it back on the same data."""
+
+    #: What it is called in errors.
+    kind = "server"
+    #: How long it may take to get ready.
+    start_seconds = 60.0
+    #: How it is asked to end in peace.
+    stop_signal = signal.SIGTERM
+
+    def __init__(self, prefix: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix=prefix))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and return when it can be used. Running already: nothing happens."""
+        if self._process is not None:
+            return
+        command = self._prepare()
+        with (self._folder / "log").open("ab") as log:
+            # A session of its own, so that a signal to the test's group does not reach it.
+            self._process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env=os.environ | dict(self._environment()),
+                stdout=log,
+                stderr=log,
+                user=self._user(),
+                start_new_session=True,
+            )
+        self._wait_until_ready()
+
+    def freeze(self) -> None:
+        """It keeps its connections and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """As if its machine had gone: nobody says goodbye."""
+        if self._process is not None:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def stop(self) -> None:
+        """End it in peace; its data stays."""
+        if self._process is not None:
+            self._process.send_signal(self.stop_signal)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=10)
+        self.kill()
+
+    def remove(self) -> None:
+        """End it and remove all that it wrote."""
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------ what each server says of itself
+
+    def _prepare(self) -> Sequence[str]:
+        """Write down what it needs; the command that starts it."""
+        raise NotImplementedError
+
+    def _environment(self) -> Mapping[str, str]:
+        return {}
+
+    def _user(self) -> int | None:
+        return None
+
+    def _is_ready(self) -> bool:
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the server and all that it has started, be it in sessions of their own."""
+        if self._process is None:
+            raise InvariantViolation("the server does not run")
+        parent = self._process.pid
+        with contextlib.suppress(ProcessLookupError):
+            children = _children(parent)
+            os.killpg(parent, number)
+            for pid in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self.start_seconds
+        while not self._is_ready():
+            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                raise NotDone(f"the {self.kind} does not get ready:\n{self._log_end()}")
+            time.sleep(_PAUSE_SECONDS)
+
+    def _log_end(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")[-3_000:]
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(FileNotFoundError):
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return []
+
+
+def free_ports(count: int, first: int, *, partner: int = 0) -> list[int]:
+    """Free ports among the 10,000 from ``first`` on, each with the one ``partner`` above it.
+
+    Outside the range that the kernel hands out by itself: they must still be free after a restart.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(first, first + 10_000)
+        if port not in found and _is_free(port) and _is_free(port + partner):
+            found.append(port)
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.errors import ConfigError, FencedError, NotDone, SinkError
-from cutline.ids import NO_EPOCH, Epoch
+from cutline.ids import NO_EPOCH, BatchId, Epoch, Generation
 from cutline.sinks import SQLite
 from cutline.testing.sink_conformance import SIMPLE, Case, Row, SinkConformance, rows
 
@@ -242,6 +242,28 @@ def test_what_another_process_prepared_or_who_is_not_as_far_waits_for_its_own_pe
     assert others(tmp_path) == [], "it has yet to publish epoch 1"
     second.commit(1, theirs)
     assert others(tmp_path) == [1]
+
+
+def test_after_going_back_without_the_tables_no_batch_is_taken_for_one_that_they_have(tmp_path: Path) -> None:
+    """With on_rollback="keep" batches of the same numbers come again, in a later generation."""
+    cases = pair(tmp_path)
+
+    def publish(epoch: int, *batches: int) -> None:
+        staged = [[case.stage(batch, rows(batch)) for batch in batches] for case in cases]
+        tokens = [case.sink.prepare(Epoch(epoch), own) for case, own in zip(cases, staged, strict=True)]
+        for case, own, token in zip(cases, staged, tokens, strict=True):
+            permit = case.permit(epoch, own)
+            case.sink.commit(permit, own, token)
+            case.previous, case.through = Epoch(epoch), permit.through_batch
+
+    publish(1, 1)
+    publish(2, 2)
+    for case in cases:
+        case.generation, case.previous, case.through = Generation(2), Epoch(1), BatchId(1)
+    publish(3, 2, 3)
+    assert others(tmp_path) == [1, 2, 2, 3]
+    publish(4, 4)
+    assert others(tmp_path) == [1, 2, 2, 3, 4]
 
 
 def test_tables_go_back_together(tmp_path: Path) -> None:

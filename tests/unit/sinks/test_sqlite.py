@@ -20,6 +20,7 @@ import pytest
 
 from cutline.errors import ConfigError, FencedError, NotDone, SinkError
 from cutline.ids import NO_EPOCH, BatchId, Epoch, Generation
+from cutline.ports import StageAttempt
 from cutline.sinks import SQLite
 from cutline.testing.sink_conformance import SIMPLE, Case, Row, SinkConformance, rows
 
@@ -141,6 +142,25 @@ def test_a_null_in_a_key_fails_the_batch(tmp_path: Path) -> None:
     case = start(tmp_path, mode="upsert", key="name")
     with pytest.raises(SinkError, match="no value in a key column"):
         case.stage(0, [{"id": 1, "name": None}])
+
+
+def test_a_year_that_cannot_be_written_fails_the_batch_and_not_the_epoch(tmp_path: Path) -> None:
+    """As 9999-12-31 23:59:59 in New York is: in UTC it is in the year 10000."""
+    schema = pa.schema([("id", pa.int64()), ("until", pa.timestamp("us", "UTC"))])
+    case = start(tmp_path, schema)
+    late = pa.array([253_402_318_799_000_000]).cast(pa.timestamp("us", "UTC"))
+    writer = case.sink.stager().open(
+        StageAttempt(
+            flow=case.context.flow,
+            operator=case.context.operator,
+            generation=Generation(1),
+            batch=BatchId(0),
+            partition=0,
+            attempt="first",
+        )
+    )
+    with pytest.raises(SinkError, match="year 9999"):
+        writer.write(pa.RecordBatch.from_arrays([pa.array([1]), late], schema=schema))
 
 
 # ---------------------------------------------------------------------- how far back

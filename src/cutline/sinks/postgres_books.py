@@ -87,6 +87,10 @@ def is_published(
         )
     if permit.epoch <= row.rewound:
         raise FencedError("the epoch was taken back by a rewind; this commit comes from the abandoned history", **where)
+    if permit.epoch <= row.forgotten and all(
+        epoch is not None for _, epoch in staged_pieces(connection, books, row.ledger, pieces).values()
+    ):
+        return True  # others have published it, and so much after it that it is no longer listed, before it was told
     if permit.epoch <= row.epoch:
         raise SinkError(
             f"a later epoch ({row.epoch}) is published but this one is not: it belongs to another history",

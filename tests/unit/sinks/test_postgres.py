@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.errors import CutlineError, RecoveryError, SinkError
-from cutline.ids import Epoch, SinkId
+from cutline.ids import NO_BATCH, NO_EPOCH, Epoch, SinkId
 from cutline.service.settling import rewind_all
 from cutline.sinks import Postgres, postgres_connection
 from cutline.testing.postgres_server import PASSWORD, PostgresServer
@@ -413,6 +413,25 @@ def test_pieces_that_open_epochs_hold_are_remembered_however_few_epochs_are_kept
             case.previous, case.through = Epoch(epoch), permit.through_batch
     assert counts(dsn) == (3, 3)
     assert query(dsn, "SELECT count(*) FROM cutline_books.pieces") == [(2,)]
+
+
+def test_a_sink_may_be_told_late_of_what_others_have_published_for_it(dsn: str) -> None:
+    """As one is whose operator has another sink that takes its time."""
+    a, b = (start(dsn, name, sink=f"{name}-out", keep_epochs=1) for name in ("a", "b"))
+    late = []
+    for epoch in (1, 2, 3, 4):
+        staged = b.stage(epoch, rows(epoch))
+        late.append((b.permit(epoch, [staged]), staged, b.sink.prepare(Epoch(epoch), [staged])))
+        b.previous, b.through = Epoch(epoch), staged.batch
+        a.publish(epoch, epoch, rows(epoch))
+    assert counts(dsn) == (4, 4)
+    for permit, staged, token in late:
+        b.sink.commit(permit, [staged], token)
+    assert counts(dsn) == (4, 4)
+    # Another history of the same flow is recognised all the same: its rows are staged, and nobody has published them.
+    b.previous, b.through = NO_EPOCH, NO_BATCH
+    with pytest.raises(SinkError, match="another history"):
+        b.publish(1, 0, rows(1))
 
 
 def test_what_was_thrown_away_is_not_published_by_others_nor_in_their_way(dsn: str) -> None:

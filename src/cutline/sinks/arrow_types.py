@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from cutline.ports import SinkContext
 
-_MOST_DECIMAL_DIGITS = 38
+MOST_DECIMAL_DIGITS = 38
 #: The first and the last that Python can name, of year 1 and of year 9999, since 1970.
 _CALENDAR_DAYS = (-719_162, 2_932_896)
 _CALENDAR_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
@@ -65,7 +65,7 @@ def _storable(kind: pa.DataType, column: str) -> pa.DataType:
         return pa.string()
     if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
         return pa.binary()
-    if is_.is_decimal(kind) and kind.precision <= _MOST_DECIMAL_DIGITS:
+    if is_.is_decimal(kind) and kind.precision <= MOST_DECIMAL_DIGITS:
         return pa.decimal128(kind.precision, kind.scale)
     if is_.is_date(kind):
         return pa.date32()

@@ -246,11 +246,12 @@ class RegionRecovery:
 
     def _throw_away(self, channel: ChannelLog) -> None:
         """What the operator wrote after the place it has gone back to."""
+        left = self._entered.left.get(channel.operator)
+        abort_invisible(channel, self._sinks, None if left is None else lineage_of(left))
+        # After that: sinks upstream go on, and may publish for others in their database what is still staged.
         for name in self._graph.sinks_of(channel.operator):
             if isinstance(sink := self._sinks[name], AtOnce):
                 sink.take_back(channel)
-        left = self._entered.left.get(channel.operator)
-        abort_invisible(channel, self._sinks, None if left is None else lineage_of(left))
         begun = {name: since for name, since in self._entered.begun.items() if name == channel.operator}
         kept = (self._readable(epoch) for epoch in self._snapshots.epochs()) if begun else ()
         channel.sweep(held_files([one for one in kept if one is not None], begun, self._layout))

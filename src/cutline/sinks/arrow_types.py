@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from cutline.ports import SinkContext
 
-_MOST_DECIMAL_DIGITS = 38
+MOST_DECIMAL_DIGITS = 38
+#: The first and the last that Python can name, of year 1 and of year 9999, since 1970.
+_CALENDAR_DAYS = (-719_162, 2_932_896)
+_CALENDAR_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 
 
 def rows_schema(context: SinkContext) -> pa.Schema:
@@ -62,7 +65,7 @@ def _storable(kind: pa.DataType, column: str) -> pa.DataType:
         return pa.string()
     if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
         return pa.binary()
-    if is_.is_decimal(kind) and kind.precision <= _MOST_DECIMAL_DIGITS:
+    if is_.is_decimal(kind) and kind.precision <= MOST_DECIMAL_DIGITS:
         return pa.decimal128(kind.precision, kind.scale)
     if is_.is_date(kind):
         return pa.date32()
@@ -117,6 +120,34 @@ def key_problems(rows: pa.Schema, key: Sequence[str]) -> list[str]:
     if len(set(key)) != len(key):
         problems.append("a key column is named twice")
     return problems
+
+
+def has_times(kind: pa.DataType) -> bool:
+    """Whether values of a storable type are, or hold, dates or timestamps."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(kind):
+        return any(has_times(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def is_beyond_calendar(column: pa.Array) -> bool:
+    """Whether a date or timestamp of a storable type lies outside the years that Python can name."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_, kind = pa.types, column.type
+    if is_.is_map(kind):
+        return is_beyond_calendar(column.keys) or is_beyond_calendar(column.items)
+    if is_.is_struct(kind):
+        return any(is_beyond_calendar(child) for child in column.flatten())
+    if is_.is_list(kind):
+        return is_beyond_calendar(column.flatten())
+    if not has_times(kind):
+        return False
+    first, last = _CALENDAR_DAYS if is_.is_date(kind) else _CALENDAR_MICROSECONDS
+    bounds = pc.min_max(column.cast(pa.int32() if is_.is_date(kind) else pa.int64())).as_py()
+    return bounds["min"] is not None and (bounds["min"] < first or bounds["max"] > last)
 
 
 def partition_text(value: Any) -> str | None:

@@ -110,6 +110,7 @@ class Delta:
             schema_ipc=self._schema.serialize().to_pybytes(),
             partition_by=self.partition_by,
             key=self.key,
+            in_calendar=self.key,
             has_stats=True,
         )
 

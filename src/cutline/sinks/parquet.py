@@ -6,6 +6,7 @@ Everything unpublished lives below ``<path>/_cutline``; Spark and pyarrow pass o
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -103,8 +104,7 @@ class Parquet:
         )
         self._claim(wanted, schema)
         self._context, self._schema_ipc = context, wanted.schema_ipc
-        for leftover in ("prepared", "discarded"):
-            shutil.rmtree(self._private / leftover, ignore_errors=True)
+        self._clear_leftovers()
         # Whoever published the newest epoch may have died before it was durable, and what is published counts now.
         fsync_dir(self.path)
 
@@ -223,6 +223,14 @@ class Parquet:
                 sink=wanted.sink,
                 path=self.path,
             )
+
+    def _clear_leftovers(self) -> None:
+        """By a rename: whoever was thought dead and is about to publish a folder finds it whole, or not at all."""
+        discarded = self._private / "discarded"
+        make_dir(discarded)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._private / "prepared", discarded / f"prepared-{secrets.token_hex(4)}")
+        shutil.rmtree(discarded, ignore_errors=True)
 
     def _load_ledger(self) -> Ledger:
         return records.load(_LEDGER_KIND, self._ledger_path, Ledger)

@@ -55,6 +55,8 @@ class ParquetStager:
     partition_by: tuple[str, ...] = ()
     #: Columns that tell rows apart, so that a null in one is refused.
     key: tuple[str, ...] = ()
+    #: Columns whose values are Python's when they are published, so that a year it cannot name is refused before.
+    in_calendar: tuple[str, ...] = ()
     #: Whether pieces carry Delta's statistics.
     has_stats: bool = False
     row_group_bytes: int = ROW_GROUP_BYTES
@@ -85,6 +87,8 @@ class ParquetWriter:
     def __init__(self, stager: ParquetStager, attempt: StageAttempt) -> None:
         import pyarrow as pa
 
+        from cutline.sinks.arrow_types import has_times
+
         self._stager = stager
         self._root = Path(stager.root)
         self._folder = self._root / stager.folder.format(generation=attempt.generation, batch=attempt.batch)
@@ -93,6 +97,7 @@ class ParquetWriter:
         self._columns = [name for name in self._schema.names if name not in stager.partition_by]
         self._file_schema = pa.schema([self._schema.field(name) for name in self._columns])
         self._floats = [f.name for f in self._file_schema if pa.types.is_floating(f.type)] if stager.has_stats else []
+        self._times = [name for name in stager.in_calendar if has_times(self._schema.field(name).type)]
         self._parts: dict[Key, _Part] = {}
         self._held_bytes = 0
         self._open_files = 0
@@ -106,6 +111,8 @@ class ParquetWriter:
         rows = self._conform(batch)
         for name in self._stager.key:
             self._check_key(rows, name)
+        for name in self._times:
+            self._check_calendar(rows, name)
         if not self._stager.partition_by:
             self._hold((), rows)
             return
@@ -148,6 +155,19 @@ class ParquetWriter:
             raise SinkError(
                 "a row has no value in a key column, so nobody could tell which row it replaces",
                 next_step="filter such rows out in the flow, or give them a value (coalesce)",
+                column=name,
+                path=self._root,
+            )
+
+    def _check_calendar(self, rows: pa.RecordBatch, name: str) -> None:
+        """Once the epoch is complete nothing could be done about it any more."""
+        from cutline.sinks.arrow_types import is_beyond_calendar
+
+        if is_beyond_calendar(rows.column(name)):
+            raise SinkError(
+                "a date or time lies before the year 1 or after the year 9999, which cannot be published there",
+                next_step="filter such rows out in the flow, or cut them off (least, greatest); "
+                "the last evening of 9999 is in the year 10000 in UTC, if the session's zone is west of it",
                 column=name,
                 path=self._root,
             )

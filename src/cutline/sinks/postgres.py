@@ -21,6 +21,7 @@ from cutline.sinks.postgres_books import (
     check_there,
     delete_pieces,
     is_published,
+    ledgers_behind,
     load_ledger,
     load_prepared,
     store_prepared,
@@ -126,18 +127,27 @@ class Postgres:
         context, plan = self._opened()
         check_commit(context, permit, staged)
         share = Share(plan=plan, pieces=_numbers(staged))
-        if not share.pieces:
-            return
 
         def publish(connection: Connection) -> list[Share]:
-            others = load_prepared(connection, self._books, permit, str(token.get("life", "")))
-            shares = [share, *(other for other in others if other.plan.ledger != plan.ledger)]
-            rows = load_ledger(connection, self._books, [one.plan.ledger for one in shares], lock=True)
-            if is_published(connection, self._books, rows[plan.ledger], permit, share.pieces):
+            # Also without rows of its own: a sink that passed by would be told of later epochs before the others.
+            noted = load_prepared(connection, self._books, permit, str(token.get("life", "")))
+            shares = [
+                one for one in (share, *(other for other in noted if other.plan.ledger != plan.ledger)) if one.pieces
+            ]
+            if not shares:
+                return []
+            rows = load_ledger(connection, self._books, {plan.ledger, *(one.plan.ledger for one in shares)}, lock=True)
+            if share.pieces and is_published(connection, self._books, rows[plan.ledger], permit, share.pieces):
                 return []
             check_owner(rows[plan.ledger], permit.sink, seen_version=self._seen_version, life=life())
-            # Another sink that is further on, or was taken back, has its own permit to be judged by.
-            shares = [one for one in shares if one is share or _is_due(rows.get(one.plan.ledger), permit.epoch)]
+            # Another sink that is further on, was taken back, or has an earlier epoch to publish first, has its own
+            # permits to be judged by.
+            behind = ledgers_behind(connection, self._books, rows, permit.previous_epoch)
+            shares = [
+                one
+                for one in shares
+                if one is share or (one.plan.ledger not in behind and _is_due(rows.get(one.plan.ledger), permit.epoch))
+            ]
             _pass("sink-commit-begun", shares)
             for one in shares:
                 Publication(connection, self._books, one.plan, life=life()).publish(

@@ -87,6 +87,10 @@ def is_published(
         )
     if permit.epoch <= row.rewound:
         raise FencedError("the epoch was taken back by a rewind; this commit comes from the abandoned history", **where)
+    if permit.epoch <= row.forgotten and all(
+        epoch is not None for _, epoch in staged_pieces(connection, books, row.ledger, pieces).values()
+    ):
+        return True  # others have published it, and so much after it that it is no longer listed, before it was told
     if permit.epoch <= row.epoch:
         raise SinkError(
             f"a later epoch ({row.epoch}) is published but this one is not: it belongs to another history",
@@ -117,6 +121,16 @@ def load_prepared(connection: Connection, books: str, permit: CommitPermit, life
     return [Share(plan=msgspec.json.decode(plan, type=Plan), pieces=pieces) for plan, pieces in rows]
 
 
+def ledgers_behind(connection: Connection, books: str, ledgers: Iterable[int], epoch: Epoch) -> set[int]:
+    """Those of these sinks that have yet to publish something of this complete epoch or of one before it.
+
+    What was prepared for an epoch is forgotten when it, or a later one, is published. What an epoch had that was
+    aborted, the complete one after it has too.
+    """
+    statement = composed("SELECT ledger FROM {books}.prepared WHERE ledger = ANY(%s) AND epoch <= %s", books=books)
+    return {ledger for (ledger,) in connection.execute(statement, (list(ledgers), epoch))}
+
+
 def staged_pieces(
     connection: Connection, books: str, ledger: int, pieces: Sequence[int]
 ) -> dict[int, tuple[int, int | None]]:
@@ -139,12 +153,18 @@ def check_there(connection: Connection, books: str, share: Share, *, hint: str) 
 
 
 def delete_pieces(connection: Connection, books: str, ledger: int, pieces: Sequence[int]) -> None:
-    """Throw away staged rows and the pieces that name them. What is published has no such rows any more."""
+    """Throw away staged rows, the pieces that name them, and what was to publish them.
+
+    What is published has no such rows any more.
+    """
     delete = composed(
         "DELETE FROM {books}.{staged} WHERE cutline_piece = ANY(%s)", books=books, staged=f"staged_{ledger}"
     )
     connection.execute(delete, (list(pieces),))
     delete = composed("DELETE FROM {books}.pieces WHERE ledger = %s AND piece = ANY(%s) AND epoch IS NULL", books=books)
+    connection.execute(delete, (ledger, list(pieces)))
+    # An epoch that names them will never be complete. Another sink must not try to publish it for this one.
+    delete = composed("DELETE FROM {books}.prepared WHERE ledger = %s AND pieces && %s::bigint[]", books=books)
     connection.execute(delete, (ledger, list(pieces)))
 
 

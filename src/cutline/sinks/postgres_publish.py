@@ -130,8 +130,14 @@ class Publication:
         if row is None:
             return
         ledger = self._plan.ledger
-        for table in ("epochs", "pieces"):
-            self._run(f"DELETE FROM {{books}}.{table} WHERE ledger = %(l)s AND epoch <= %(e)s", l=ledger, e=row[0])
+        self._run("DELETE FROM {books}.epochs WHERE ledger = %(l)s AND epoch <= %(e)s", l=ledger, e=row[0])
+        # Epochs that were open at the same time hold the same pieces, and have to find them marked as published.
+        self._run(
+            "DELETE FROM {books}.pieces p WHERE ledger = %(l)s AND epoch <= %(e)s AND NOT EXISTS"
+            " (SELECT FROM {books}.prepared o WHERE o.ledger = p.ledger AND p.piece = ANY(o.pieces))",
+            l=ledger,
+            e=row[0],
+        )
         self._run("UPDATE {books}.ledger SET forgotten = %(e)s WHERE ledger = %(l)s", l=ledger, e=row[0])
         if self._plan.key and self._plan.is_rewindable:
             self._run("DELETE FROM {books}.{before} WHERE cutline_epoch <= %(e)s", e=row[0])

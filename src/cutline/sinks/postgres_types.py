@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cutline.errors import SinkError
-from cutline.sinks.arrow_types import storable_schema
+from cutline.sinks.arrow_types import MOST_DECIMAL_DIGITS, storable_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +77,7 @@ def arrow_type(column: str) -> pa.DataType:
 
     if column.startswith("numeric("):
         digits, scale = _digits(column)
-        return pa.decimal128(digits, scale)
+        return pa.decimal128(digits, scale) if digits <= MOST_DECIMAL_DIGITS else pa.string()
     return {
         "smallint": pa.int16(),
         "integer": pa.int32(),

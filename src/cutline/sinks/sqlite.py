@@ -113,6 +113,7 @@ class SQLite:
             sink=self._opened().sink,
             schema_ipc=self._schema_ipc,
             key=self.key,
+            in_calendar=tuple(self._known().schema.names),
         )
 
     def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:

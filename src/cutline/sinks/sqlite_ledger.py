@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS cutline_sinks (
 CREATE TABLE IF NOT EXISTS cutline_epochs (
     flow TEXT NOT NULL, sink TEXT NOT NULL, epoch INTEGER NOT NULL,
     digest TEXT NOT NULL,                  -- tells a repeat from another epoch of the same number
-    through INTEGER NOT NULL,              -- its last batch with rows
+    through INTEGER NOT NULL,              -- generation and number of its last batch with rows
     PRIMARY KEY (flow, sink, epoch)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS cutline_prepared (
@@ -163,7 +163,7 @@ class Ledger:
         db.execute("DELETE FROM cutline_prepared WHERE (flow, sink) = (?, ?) AND epoch <= ?", (*self.owner, epoch))
 
     def through(self, db: sqlite3.Connection) -> int:
-        """The last batch with rows that is published; -1 if there is none."""
+        """Place of the last batch with rows that is published; -1 if there is none."""
         query = "SELECT through FROM cutline_epochs WHERE (flow, sink) = (?, ?) ORDER BY epoch DESC LIMIT 1"
         found = db.execute(query, self.owner).fetchone()
         return int(found[0]) if found is not None else -1

@@ -34,14 +34,19 @@ class Share:
     sink: SinkId
     ledger: Ledger
     pieces: list[Piece]
-    #: Of the last batch with rows.
+    #: Place of the last batch with rows.
     through: int
     #: How many epochs stay such that they can be taken back.
     keep: int
 
 
+def place_of(batch: StagedBatch) -> int:
+    """Grows along every history: one that goes back runs batches of the same numbers again, in a later generation."""
+    return batch.generation * 10_000_000_000 + batch.batch
+
+
 def share_of(sink: SinkId, ledger: Ledger, staged: Sequence[StagedBatch], keep: int) -> Share:
-    through = max((batch.batch for batch in staged if batch.pieces), default=-1)
+    through = max((place_of(batch) for batch in staged if batch.pieces), default=-1)
     return Share(sink=sink, ledger=ledger, pieces=pieces_of(staged), through=through, keep=keep)
 
 
@@ -75,6 +80,6 @@ def due_with(db: sqlite3.Connection, own: Ledger, epoch: Epoch, prepared_by: str
         through = ledger.through(db)
         batches = msgspec.json.decode(staged, type=list[StagedBatch])
         # Bound again while the outcome of the epoch before was open; it is published by now.
-        batches = [batch for batch in batches if batch.batch > through]
+        batches = [batch for batch in batches if place_of(batch) > through]
         shares.append(share_of(SinkId(name), ledger, batches, keep))
     return shares

@@ -44,7 +44,12 @@ class StagingFolder:
         make_dir(self.path)
 
     def stager(self, sink: str, schema_ipc: bytes) -> ParquetStager:
-        return ParquetStager(root=str(self.path), folder=_BATCH_FOLDER, sink=sink, schema_ipc=schema_ipc)
+        import pyarrow as pa
+
+        names = tuple(pa.ipc.read_schema(pa.BufferReader(schema_ipc)).names)
+        return ParquetStager(
+            root=str(self.path), folder=_BATCH_FOLDER, sink=sink, schema_ipc=schema_ipc, in_calendar=names
+        )
 
     def check(self, staged: Sequence[StagedBatch], *, hint: str) -> None:
         check_still_there(self.path, pieces_of(staged), hint=hint)

@@ -157,6 +157,26 @@ def test_a_region_that_goes_back_takes_its_rows_back(tmp_path: Path) -> None:
         assert_each_once(flow.sink.rows())
 
 
+def test_what_is_given_up_is_thrown_away_before_the_sink_is_asked_how_far_it_is(tmp_path: Path) -> None:
+    """In between, another sink in the same database may publish it for this one: nobody would take it back any more."""
+    with running(tmp_path, **AT_ONCE) as flow:
+        flow.emit(3)
+        flow.checkpoint()
+        flow.emit(2)
+        wait_rows(flow, 5)
+        aborted_at_rewind: list[int] = []
+        rewind = flow.sink.rewind
+
+        def look_and_rewind(epoch: Epoch) -> None:
+            aborted_at_rewind.append(len(flow.sink.aborted))
+            rewind(epoch)
+
+        flow.sink.rewind = look_and_rewind  # type: ignore[method-assign]
+        shutil.rmtree(flow.layout.spark_dirs / TOTALS)
+        flow.fail(TOTALS)
+        assert aborted_at_rewind == [len(flow.sink.aborted)] != [0]
+
+
 def test_per_operator_mode(tmp_path: Path) -> None:
     settings = {**AT_ONCE, "mode": "per-operator"}
     with running(tmp_path, **settings) as flow:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -116,6 +118,29 @@ def test_leftovers_of_a_crash_are_cleared_at_start(tmp_path: Path) -> None:
     case = start(tmp_path)
     assert sorted(path.name for path in (tmp_path / "out" / "_cutline").iterdir()) == ["ledger.json"]
     assert case.sink.published() is None
+
+
+def test_whoever_opens_the_folder_never_halves_an_epoch_that_another_publishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was thought dead publishes while its successor clears away what it takes for leftovers."""
+    zombie = start(tmp_path)
+    staged = zombie.stage(0, *(rows(number) for number in range(4)))
+    permit = zombie.permit(1, [staged])
+    assert isinstance(zombie.sink, Parquet)
+    prepared = zombie.sink._prepare_folder(permit, staged.pieces)
+    rmtree = shutil.rmtree
+
+    def half_way(path: Path, **options: Any) -> None:
+        for file in sorted(path.rglob("*.parquet"))[:2]:
+            file.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            zombie.sink._publish(permit, prepared)  # type: ignore[attr-defined]
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", half_way)
+    start(tmp_path)
+    assert TestParquet().ids(tmp_path) in ([], [0, 1, 2, 3])
 
 
 def test_a_folder_with_strange_files_is_refused(tmp_path: Path) -> None:

@@ -223,6 +223,38 @@ def test_bad_partition_columns_are_refused(columns: list[str]) -> None:
         check_partition_columns(pa.schema([("id", pa.int64()), ("real", pa.float64())]), columns)
 
 
+@pytest.mark.parametrize(
+    ("kind", "first", "last"),
+    [
+        (pa.date32(), -719_162, 2_932_896),
+        (pa.timestamp("us"), -62_135_596_800_000_000, 253_402_300_799_999_999),
+        (pa.timestamp("us", "UTC"), -62_135_596_800_000_000, 253_402_300_799_999_999),
+    ],
+)
+def test_years_that_python_cannot_name_are_refused_where_they_are_staged(
+    tmp_path: Path, kind: pa.DataType, first: int, last: int
+) -> None:
+    """In the driver they would fail every try to publish their epoch."""
+    numbers = pa.int32() if kind == pa.date32() else pa.int64()
+    for number in (first, None, last, first - 1, last + 1):
+        time = pa.array([number], numbers).cast(kind)
+        columns = {
+            "plain": time,
+            "struct": pa.StructArray.from_arrays([time], ["at"]),
+            "list": pa.ListArray.from_arrays([0, 1], time),
+            "map": pa.MapArray.from_arrays([0, 1], ["k"], time),
+        }
+        for name, column in columns.items():
+            rows = pa.RecordBatch.from_arrays([column], [name])
+            target = stager(tmp_path / f"{number}-{name}", rows.schema, in_calendar=(name,))
+            if number in (first, None, last):
+                (piece,) = stage(target, rows)
+                assert pq.read_table(Path(target.root) / piece["path"])[name].to_pylist() == column.to_pylist()
+            else:
+                with pytest.raises(SinkError, match="year 9999"):
+                    stage(target, rows)
+
+
 def test_rows_of_another_schema_are_refused(tmp_path: Path) -> None:
     schema = pa.schema([("id", pa.int64())])
     other = pa.schema([("id", pa.string())])

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.errors import CutlineError, RecoveryError, SinkError
-from cutline.ids import Epoch, SinkId
+from cutline.ids import NO_BATCH, NO_EPOCH, Epoch, SinkId
 from cutline.service.settling import rewind_all
 from cutline.sinks import Postgres, postgres_connection
 from cutline.testing.postgres_server import PASSWORD, PostgresServer
@@ -375,6 +375,73 @@ def test_batches_that_two_open_epochs_hold_are_published_once(dsn: str) -> None:
     for epoch, one in ((1, first[1]), (2, second[1])):
         b.sink.commit(b.permit(epoch, [one]), [one], {})
     assert counts(dsn) == (2, 2)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_nobody_is_published_for_before_its_earlier_epochs(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
+) -> None:
+    """Each sink has its own permits: one without rows in an epoch may be at the next before others have begun."""
+    a, b = two(dsn)
+    theirs = [b.stage(batch, rows(batch)) for batch in (1, 2)]
+    tokens = [b.sink.prepare(Epoch(1), theirs[:1])]
+    if is_resumed:  # one operator had acknowledged the epoch before the process died, the other after
+        monkeypatch.setattr(postgres_connection, "_lives", {})
+    a.commit(1)  # nothing in it
+    assert counts(dsn) == ((0, 0) if is_resumed else (0, 1))
+    tokens.append(b.sink.prepare(Epoch(2), theirs[1:]))
+    a.publish(2, 2, rows(2))
+    assert counts(dsn) == ((1, 0) if is_resumed else (1, 2))
+    for epoch, one, token in zip((1, 2), theirs, tokens, strict=True):
+        permit = b.permit(epoch, [one])
+        b.sink.commit(permit, [one], token)
+        b.previous, b.through = Epoch(epoch), permit.through_batch
+    assert counts(dsn) == (1, 2)
+
+
+def test_pieces_that_open_epochs_hold_are_remembered_however_few_epochs_are_kept(dsn: str) -> None:
+    cases = [start(dsn, name, sink=f"{name}-out", keep_epochs=1) for name in ("a", "b")]
+    staged = [[case.stage(batch, rows(batch)) for batch in (1, 2, 3)] for case in cases]
+    tokens: list[dict[str, Any]] = []
+    for epoch in (1, 2, 3):  # all open at once: each holds what those before it hold
+        tokens = [case.sink.prepare(Epoch(epoch), own[:epoch]) for case, own in zip(cases, staged, strict=True)]
+    for epoch in (1, 2, 3):
+        for case, own, token in zip(cases, staged, tokens, strict=True):
+            one = own[epoch - 1]
+            permit = case.permit(epoch, [one])
+            case.sink.commit(permit, [one], token)
+            case.previous, case.through = Epoch(epoch), permit.through_batch
+    assert counts(dsn) == (3, 3)
+    assert query(dsn, "SELECT count(*) FROM cutline_books.pieces") == [(2,)]
+
+
+def test_a_sink_may_be_told_late_of_what_others_have_published_for_it(dsn: str) -> None:
+    """As one is whose operator has another sink that takes its time."""
+    a, b = (start(dsn, name, sink=f"{name}-out", keep_epochs=1) for name in ("a", "b"))
+    late = []
+    for epoch in (1, 2, 3, 4):
+        staged = b.stage(epoch, rows(epoch))
+        late.append((b.permit(epoch, [staged]), staged, b.sink.prepare(Epoch(epoch), [staged])))
+        b.previous, b.through = Epoch(epoch), staged.batch
+        a.publish(epoch, epoch, rows(epoch))
+    assert counts(dsn) == (4, 4)
+    for permit, staged, token in late:
+        b.sink.commit(permit, [staged], token)
+    assert counts(dsn) == (4, 4)
+    # Another history of the same flow is recognised all the same: its rows are staged, and nobody has published them.
+    b.previous, b.through = NO_EPOCH, NO_BATCH
+    with pytest.raises(SinkError, match="another history"):
+        b.publish(1, 0, rows(1))
+
+
+def test_what_was_thrown_away_is_not_published_by_others_nor_in_their_way(dsn: str) -> None:
+    """Sinks that publish at once number by batches: those of two operators have the same numbers."""
+    a, b = two(dsn)
+    late = b.stage(7, rows(7))
+    b.sink.prepare(Epoch(10_000_000_007), [late])
+    b.sink.abort([late])  # before it was published its operator went back to a checkpoint
+    a.publish(10_000_000_007, 7, rows(7))
+    assert counts(dsn) == (1, 0)
 
 
 def test_what_a_process_has_prepared_is_published_for_all_by_the_next(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -72,6 +74,15 @@ def test_postgres_types_come_back_nested_ones_as_json(postgres_server: PostgresS
     assert first == {name: value for name, value in RICH_ROW.items() if name not in texts}
     assert msgspec.json.decode(texts["tags"]) == ["a", None, ""]
     assert cutline.read(Postgres(dsn, "t"), after=1).to_arrow().num_rows == 0
+
+
+def test_numbers_too_long_for_arrow_come_as_text(postgres_server: PostgresServer) -> None:
+    dsn = postgres_server.fresh_database()
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE t (id bigint, price numeric(50, 4), cutline_epoch bigint)")
+    case = case_of(lambda: Postgres(dsn, "t"), pa.schema([("id", pa.int64()), ("price", pa.decimal128(20, 2))]))
+    case.publish(1, 0, [{"id": 1, "price": Decimal("1.25")}])
+    assert cutline.read(Postgres(dsn, "t")).to_arrow().to_pylist() == [{"id": 1, "price": "1.2500"}]
 
 
 def test_what_was_read_stays_what_it_is(make: Make) -> None:

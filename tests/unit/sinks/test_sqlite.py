@@ -19,7 +19,8 @@ import pyarrow as pa
 import pytest
 
 from cutline.errors import ConfigError, FencedError, NotDone, SinkError
-from cutline.ids import NO_EPOCH, Epoch
+from cutline.ids import NO_EPOCH, BatchId, Epoch, Generation
+from cutline.ports import StageAttempt
 from cutline.sinks import SQLite
 from cutline.testing.sink_conformance import SIMPLE, Case, Row, SinkConformance, rows
 
@@ -143,6 +144,25 @@ def test_a_null_in_a_key_fails_the_batch(tmp_path: Path) -> None:
         case.stage(0, [{"id": 1, "name": None}])
 
 
+def test_a_year_that_cannot_be_written_fails_the_batch_and_not_the_epoch(tmp_path: Path) -> None:
+    """As 9999-12-31 23:59:59 in New York is: in UTC it is in the year 10000."""
+    schema = pa.schema([("id", pa.int64()), ("until", pa.timestamp("us", "UTC"))])
+    case = start(tmp_path, schema)
+    late = pa.array([253_402_318_799_000_000]).cast(pa.timestamp("us", "UTC"))
+    writer = case.sink.stager().open(
+        StageAttempt(
+            flow=case.context.flow,
+            operator=case.context.operator,
+            generation=Generation(1),
+            batch=BatchId(0),
+            partition=0,
+            attempt="first",
+        )
+    )
+    with pytest.raises(SinkError, match="year 9999"):
+        writer.write(pa.RecordBatch.from_arrays([pa.array([1]), late], schema=schema))
+
+
 # ---------------------------------------------------------------------- how far back
 
 
@@ -242,6 +262,28 @@ def test_what_another_process_prepared_or_who_is_not_as_far_waits_for_its_own_pe
     assert others(tmp_path) == [], "it has yet to publish epoch 1"
     second.commit(1, theirs)
     assert others(tmp_path) == [1]
+
+
+def test_after_going_back_without_the_tables_no_batch_is_taken_for_one_that_they_have(tmp_path: Path) -> None:
+    """With on_rollback="keep" batches of the same numbers come again, in a later generation."""
+    cases = pair(tmp_path)
+
+    def publish(epoch: int, *batches: int) -> None:
+        staged = [[case.stage(batch, rows(batch)) for batch in batches] for case in cases]
+        tokens = [case.sink.prepare(Epoch(epoch), own) for case, own in zip(cases, staged, strict=True)]
+        for case, own, token in zip(cases, staged, tokens, strict=True):
+            permit = case.permit(epoch, own)
+            case.sink.commit(permit, own, token)
+            case.previous, case.through = Epoch(epoch), permit.through_batch
+
+    publish(1, 1)
+    publish(2, 2)
+    for case in cases:
+        case.generation, case.previous, case.through = Generation(2), Epoch(1), BatchId(1)
+    publish(3, 2, 3)
+    assert others(tmp_path) == [1, 2, 2, 3]
+    publish(4, 4)
+    assert others(tmp_path) == [1, 2, 2, 3, 4]
 
 
 def test_tables_go_back_together(tmp_path: Path) -> None:

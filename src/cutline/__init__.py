@@ -12,11 +12,17 @@ if TYPE_CHECKING:
     from cutline import sinks
     from cutline.flow import Flow, Operator
     from cutline.service.running import RunningFlow
+    from cutline.spark.distinct import distinct
 
 __version__ = "0.1.0"
-__all__ = ["Flow", "Operator", "RunningFlow", "__version__", "sinks"]
+__all__ = ["Flow", "Operator", "RunningFlow", "__version__", "distinct", "sinks"]
 
-_HOMES = {"Flow": "cutline.flow", "Operator": "cutline.flow", "RunningFlow": "cutline.service.running"}
+_HOMES = {
+    "Flow": "cutline.flow",
+    "Operator": "cutline.flow",
+    "RunningFlow": "cutline.service.running",
+    "distinct": "cutline.spark.distinct",
+}
 
 
 def __getattr__(name: str) -> Any:

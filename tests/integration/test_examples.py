@@ -329,6 +329,25 @@ def test_sqlite_shop(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.spark
+def test_distinct_orders(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every order is sent two or three times: at once, later, after the checkpoint, after the crash."""
+    rng = random.Random(6)
+    orders = [{"order_id": f"o{number}", "cents": rng.randrange(10_000)} for number in range(90)]
+    parts: list[Rows] = [[], [], []]
+    for number, order in enumerate(orders):
+        first = number // 30
+        # The state of these comes from the checkpoint, is computed again, or is made after recovery.
+        for part in (first, *rng.choices(range(first, 3), k=rng.randint(1, 2))):
+            parts[part].append({**order, "sent_at": MIDNIGHT + timedelta(minutes=3 * part, seconds=number % 60)})
+    for rows in parts:
+        rng.shuffle(rows)
+    build = example("distinct_orders", tmp_path, monkeypatch)
+    run_with_lost_live_state(spark, tmp_path, build, partial(_feed, tmp_path, parts))
+    truth = sorted((order["order_id"], order["cents"]) for order in orders)
+    assert published_parquet(tmp_path / "output", ["order_id", "cents"]) == truth
+
+
+@pytest.mark.spark
 def test_foreach_outbox(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[Rows] = [[{"to": f"u{n}", "text": f"{part}-{n}"} for n in range(30)] for part in range(3)]
     feed = partial(_feed, tmp_path, messages)

@@ -371,6 +371,8 @@ def test_input_that_is_gone_is_named_before_a_restore_is_tried(spark: SparkSessi
     (lost,) = run.status()["recovery"]["lost_input"]
     assert (lost["operator"], lost["parts"]) == ("lines", 1) and lost["what"].endswith("two.txt")
     assert b'cutline_lost_input_total{flow="files",operator="lines"} 1.0' in generate_latest(run.metrics.registry)
+    recorded = LocalSnapshotStore.reading(Layout(tmp_path / "storage", flow.name)).generations()[-1].lost_input
+    assert [one.what for one in recorded] == [lost["what"]]
     run.process_all_available()
     run.stop()
     assert [row["value"] for row in spark.read.parquet(str(tmp_path / "table")).collect()] == ["one"]

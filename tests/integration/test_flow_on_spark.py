@@ -354,6 +354,7 @@ def test_input_that_is_gone_is_named_before_a_restore_is_tried(spark: SparkSessi
 
     (inbox / "one.txt").write_text("one\n")
     run = begin(retain_checkpoints=5)
+    assert run.status()["operators"]["lines"]["sources"] == [{"source": "text", "guarded": True, "note": ""}]
     run.process_all_available()
     epoch = run.trigger_checkpoint()
     (inbox / "two.txt").write_text("two\n")

@@ -17,6 +17,7 @@ from cutline.spark.channel_source import FORMAT as CHANNEL
 
 #: Spark's two kinds of sources. Of the older one only files are left in Spark itself.
 _RELATION, _OLD_RELATION = "StreamingRelationV2", "StreamingRelation"
+#: How Spark names a file source; the folder follows.
 _FILES = "FileSource["
 
 
@@ -39,10 +40,11 @@ def _streaming_leaves(plan: Any) -> Iterator[Any]:
 def _planned(session: SparkSession, leaf: Any) -> PlannedSource:
     node = str(leaf.nodeName())
     if node == _OLD_RELATION:
-        source, name = leaf.dataSource(), str(leaf.sourceName())
+        name = str(leaf.sourceName())
         if not name.startswith(_FILES):
             return PlannedSource(format=name)
-        return PlannedSource(format=str(source.className()), folder=_folder(session, source.options()))
+        path = name.removeprefix(_FILES).removesuffix("]")
+        return PlannedSource(format=str(leaf.dataSource().className()), folder=_folder(session, path))
     if node != _RELATION:  # a stream in memory, for tests
         return PlannedSource(format=node)
     name = str(leaf.sourceName())
@@ -51,8 +53,7 @@ def _planned(session: SparkSession, leaf: Any) -> PlannedSource:
     return PlannedSource(format=name, settings=_generator_settings(leaf.extraOptions().asCaseSensitiveMap()))
 
 
-def _folder(session: SparkSession, options: Any) -> str:
-    path = str(options.get("path").get())
+def _folder(session: SparkSession, path: str) -> str:
     if urlsplit(path).scheme:
         return path
     jsc: Any = session.sparkContext._jsc

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from cutline.flow import Flow, Operator
     from cutline.service.running import RunningFlow
     from cutline.sinks.reading import read
+    from cutline.spark.distinct import distinct
 
 __version__ = "0.1.0"
-__all__ = ["Flow", "Operator", "RunningFlow", "TakenBackError", "__version__", "read", "sinks"]
+__all__ = ["Flow", "Operator", "RunningFlow", "TakenBackError", "__version__", "distinct", "read", "sinks"]
 
 _HOMES = {
     "Flow": "cutline.flow",
@@ -24,6 +25,7 @@ _HOMES = {
     "RunningFlow": "cutline.service.running",
     "TakenBackError": "cutline.errors",
     "read": "cutline.sinks.reading",
+    "distinct": "cutline.spark.distinct",
 }
 
 

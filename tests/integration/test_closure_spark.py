@@ -18,6 +18,7 @@ from cutline.ids import BatchId
 from cutline.ports import FileSet
 from cutline.snapshots.closure import closure, last_batches, verify_files
 from cutline.snapshots.relocate import relocate
+from cutline.spark.distinct import distinct
 
 pytestmark = pytest.mark.spark
 
@@ -107,6 +108,10 @@ def aggregation(read: Callable[[str], DataFrame]) -> DataFrame:
 
 def deduplication(read: Callable[[str], DataFrame]) -> DataFrame:
     return read("a").dropDuplicates(["k", "ts"])
+
+
+def distinct_within_watermark(read: Callable[[str], DataFrame]) -> DataFrame:
+    return distinct(read("a"), key=["k"], time="ts", within="90 seconds")
 
 
 def join(read: Callable[[str], DataFrame]) -> DataFrame:
@@ -242,6 +247,15 @@ def test_deduplication(make: Callable[..., Query], tmp_path: Path, name: str) ->
     query = make(name, deduplication, state_options=DEFAULT_STATE)
     query.feed(*range(4))
     goes_on_the_same(query, tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", ["rocksdb-changelog-2", "hdfs-1"])
+def test_deduplication_within_a_watermark(make: Callable[..., Query], tmp_path: Path, name: str) -> None:
+    """The state holds when each key expires: some keys are dropped again, some have come back by the end."""
+    query = make(name, distinct_within_watermark, state_options=DEFAULT_STATE)
+    query.feed(*range(5))
+    goes_on_the_same(query, tmp_path, 1, 3)
+    assert closure(tmp_path / "gone", BatchId(3)).watermark_ms > 0
 
 
 def test_transform_with_state(make: Callable[..., Query], tmp_path: Path) -> None:

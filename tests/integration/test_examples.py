@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -37,7 +38,10 @@ from cutline.errors import FlowDefinitionError
 from cutline.flow import Flow
 from cutline.service.running import RunningFlow
 from cutline.sinks import Parquet
+from cutline.spark.generator_source import payments as true_payments
 from cutline.spark.plan import schema_message
+from tests.support.kafka_mock import MockKafka
+from tests.support.passfile import with_passfile
 from tests.support.streams import Stream
 
 if TYPE_CHECKING:
@@ -329,6 +333,25 @@ def test_sqlite_shop(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.spark
+def test_distinct_orders(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every order is sent two or three times: at once, later, after the checkpoint, after the crash."""
+    rng = random.Random(6)
+    orders = [{"order_id": f"o{number}", "cents": rng.randrange(10_000)} for number in range(90)]
+    parts: list[Rows] = [[], [], []]
+    for number, order in enumerate(orders):
+        first = number // 30
+        # The state of these comes from the checkpoint, is computed again, or is made after recovery.
+        for part in (first, *rng.choices(range(first, 3), k=rng.randint(1, 2))):
+            parts[part].append({**order, "sent_at": MIDNIGHT + timedelta(minutes=3 * part, seconds=number % 60)})
+    for rows in parts:
+        rng.shuffle(rows)
+    build = example("distinct_orders", tmp_path, monkeypatch)
+    run_with_lost_live_state(spark, tmp_path, build, partial(_feed, tmp_path, parts))
+    truth = sorted((order["order_id"], order["cents"]) for order in orders)
+    assert published_parquet(tmp_path / "output", ["order_id", "cents"]) == truth
+
+
+@pytest.mark.spark
 def test_foreach_outbox(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[Rows] = [[{"to": f"u{n}", "text": f"{part}-{n}"} for n in range(30)] for part in range(3)]
     feed = partial(_feed, tmp_path, messages)
@@ -433,6 +456,97 @@ def test_to_nats(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.spark
+def test_from_postgres(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServer
+) -> None:
+    rng, dsn = random.Random(7), with_passfile(postgres_server.fresh_database(), tmp_path)
+    orders = [[(f"c{rng.randrange(6)}", rng.randrange(10_000)) for _ in range(50)] for _ in range(3)]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE orders (id int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text, cents int8)"
+        )
+
+        def feed(part: int) -> None:
+            connection.cursor().executemany("INSERT INTO orders (customer, cents) VALUES (%s, %s)", orders[part])
+
+        build = example("from_postgres", tmp_path, monkeypatch)
+        run_with_lost_live_state(spark, tmp_path, lambda _, output: build(dsn, output), feed)
+
+    truth = pd.DataFrame([row for part in orders for row in part], columns=["customer", "cents"]).groupby("customer")
+    found = [tuple(row.values()) for row in published_delta(tmp_path / "output")]
+    assert sorted(found) == [
+        (name, int(n), int(cents)) for name, n, cents in truth["cents"].agg(["count", "sum"]).itertuples()
+    ]
+
+
+@pytest.mark.spark
+def test_from_kafka(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the mock cluster, at the level of the protocol."""
+    kafka, rng = MockKafka(), random.Random(8)
+    payments = [[(f"shop-{rng.randrange(5)}", rng.randrange(10_000)) for _ in range(40)] for _ in range(3)]
+
+    def feed(part: int) -> None:
+        for partition in range(4):
+            rows = [{"merchant": name, "cents": cents} for name, cents in payments[part][partition::4]]
+            kafka.publish("payments", *map(json.dumps, rows), partition=partition)
+
+    build = example("from_kafka", tmp_path, monkeypatch)
+    run_with_lost_live_state(spark, tmp_path, lambda _, output: build(kafka.servers, output), feed)
+    truth = sorted(row for part in payments for row in part)
+    assert published_parquet(tmp_path / "output", ["merchant", "cents"]) == truth
+
+
+@pytest.mark.spark
+def test_to_kafka(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the mock cluster, at the level of the protocol."""
+    kafka, rng = MockKafka(), random.Random(9)
+    for topic in ("payments", "cutline-ledger"):
+        kafka.make(topic)
+    payments: list[Rows] = [
+        [{"payment_id": f"{part}-{n}", "merchant": f"shop-{rng.randrange(5)}", "cents": n} for n in range(40)]
+        for part in range(3)
+    ]
+    build = example("to_kafka", tmp_path, monkeypatch)
+    run_with_lost_live_state(
+        spark,
+        tmp_path,
+        lambda input_dir, _: build(kafka.servers, input_dir, tmp_path / "staging"),
+        partial(_feed, tmp_path, payments),
+    )
+    messages = [((record.key or b"").decode(), json.loads(record.value or b"")) for record in kafka.records("payments")]
+    assert all(key == row["merchant"] for key, row in messages)
+    published = sorted((row for _, row in messages), key=itemgetter("payment_id"))
+    assert published == sorted((row for part in payments for row in part), key=itemgetter("payment_id"))
+
+
+@pytest.mark.spark
+def test_generated(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = example("generated", tmp_path, monkeypatch)
+
+    def start(**pace: int) -> RunningFlow:
+        flow = build(tmp_path / "output", rows=5_000, **pace)
+        run: RunningFlow = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0)
+        return run
+
+    run = start(rows_per_second=500)
+    wait_until(lambda: batches(run)["payments"] >= 1)
+    epoch = run.trigger_checkpoint()
+    before = batches(run)["payments"]
+    wait_until(lambda: batches(run)["payments"] > before)
+    run.stop()
+    shutil.rmtree(tmp_path / "storage" / run.name / "spark")
+    run = start()
+    assert run.status()["recovery"]["epoch"] == epoch
+    run.process_all_available()
+    run.stop()
+    truth = true_payments(0, 5_000, keys=50, seed=7)
+    columns = ["payment_id", "merchant", "amount"]
+    assert published_parquet(tmp_path / "output", columns) == list(
+        zip(*(truth[name].tolist() for name in columns), strict=True)
+    )
+
+
+@pytest.mark.spark
 def test_an_example_runs_from_the_command_line(tmp_path: Path) -> None:
     """With nothing set up at all: it makes its samples and publishes them."""
     command = [str(Path(sys.executable).parent / "cutline"), "run", str(EXAMPLES / "union_totals.py"), "--until-done"]
@@ -506,3 +620,10 @@ def test_waiting_for_all_input_goes_past_a_restart(spark: SparkSession, tmp_path
 def test_the_guide_names_every_option() -> None:
     guide = (ROOT / "docs" / "guide.md").read_text()
     assert [name for name in OPTION_NAMES if f"`{name}`" not in guide] == []
+
+
+def test_the_guide_names_every_example_and_each_has_a_test() -> None:
+    guide, tests = (ROOT / "docs" / "guide.md").read_text(), Path(__file__).read_text()
+    names = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+    assert [name for name in names if f"(../examples/{name}.py)" not in guide] == []
+    assert [name for name in names if f'example("{name}", ' not in tests] == []

@@ -354,6 +354,7 @@ def test_input_that_is_gone_is_named_before_a_restore_is_tried(spark: SparkSessi
 
     (inbox / "one.txt").write_text("one\n")
     run = begin(retain_checkpoints=5)
+    assert run.status()["operators"]["lines"]["sources"] == [{"source": "text", "guarded": True, "note": ""}]
     run.process_all_available()
     epoch = run.trigger_checkpoint()
     (inbox / "two.txt").write_text("two\n")
@@ -371,6 +372,8 @@ def test_input_that_is_gone_is_named_before_a_restore_is_tried(spark: SparkSessi
     (lost,) = run.status()["recovery"]["lost_input"]
     assert (lost["operator"], lost["parts"]) == ("lines", 1) and lost["what"].endswith("two.txt")
     assert b'cutline_lost_input_total{flow="files",operator="lines"} 1.0' in generate_latest(run.metrics.registry)
+    recorded = LocalSnapshotStore.reading(Layout(tmp_path / "storage", flow.name)).generations()[-1].lost_input
+    assert [one.what for one in recorded] == [lost["what"]]
     run.process_all_available()
     run.stop()
     assert [row["value"] for row in spark.read.parquet(str(tmp_path / "table")).collect()] == ["one"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from cutline.crashpoints import ENVIRONMENT_VARIABLE
 from cutline.errors import LostInputError
@@ -98,6 +99,7 @@ def test_dropped_input_is_refused_by_its_range_or_given_up(
         run = begin(restore_to=epoch, missing_input="continue")
         (lost,) = run.status()["recovery"]["lost_input"]
         assert (lost["what"], lost["parts"]) == ("stream IN: sequences 61 to 80", 20)
+        assert b'flow="relay",operator="numbers"} 20.0' in generate_latest(run.metrics.registry)
         stream.publish_many(b"%d" % number for number in range(100, 110))
         run.process_all_available()
         run.stop()

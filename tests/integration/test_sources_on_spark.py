@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.flow import Flow
 from cutline.sinks import Parquet
-from cutline.testing.postgres_server import PostgresServer
 from tests.support.kafka_mock import MockKafka
+from tests.support.passfile import with_passfile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from cutline.testing.postgres_server import PostgresServer
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    own = PostgresServer()
-    try:
-        own.start()
-        yield own
-    finally:
-        own.remove()
 
 
 def run_twice(
@@ -77,12 +68,8 @@ def test_kafka(spark: SparkSession, tmp_path: Path) -> None:
     assert found == [(number,) for number in range(40)]
 
 
-def test_postgres(spark: SparkSession, server: PostgresServer, tmp_path: Path) -> None:
-    parts = conninfo_to_dict(server.fresh_database())
-    (tmp_path / "pgpass").write_text(f"*:*:*:*:{parts.pop('password')}\n")
-    (tmp_path / "pgpass").chmod(0o600)
-    given = {name: str(value) for name, value in parts.items() if value is not None}
-    url = make_conninfo("", **given, passfile=str(tmp_path / "pgpass"))
+def test_postgres(spark: SparkSession, postgres_server: PostgresServer, tmp_path: Path) -> None:
+    url = with_passfile(postgres_server.fresh_database(), tmp_path)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE orders (id int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY, price numeric(8,2))")
 

@@ -20,7 +20,7 @@ def flow_view(status: dict[str, Any], note: str = "") -> RenderableType:
         f"  {status['state']}  generation {status['generation']}  came back by: {recovery['path']}",
         (f"  {note}", "yellow"),
     )
-    return Group(title, *_health(status), _operators(status), _checkpoints(status))
+    return Group(title, *_health(status), *_unguarded(status), _operators(status), _checkpoints(status))
 
 
 def _health(status: dict[str, Any]) -> list[Text]:
@@ -28,6 +28,16 @@ def _health(status: dict[str, Any]) -> list[Text]:
     if health["healthy"]:
         return []
     return [Text(f"{health['failures']} checkpoints in a row have failed: {health['reason']}", style="red")]
+
+
+def _unguarded(status: dict[str, Any]) -> list[Text]:
+    found = [
+        f"{one['source']} of {name}"
+        for name, operator in status["operators"].items()
+        for one in operator.get("sources", ())  # a status that an older version has left has none
+        if not one["guarded"]
+    ]
+    return [Text(f"sources that are not guarded: {', '.join(found)}", style="yellow")] if found else []
 
 
 def _operators(status: dict[str, Any]) -> Table:

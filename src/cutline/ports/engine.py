@@ -84,6 +84,17 @@ class StreamingBatch(Protocol):
 BatchHandler = Callable[[StreamingBatch], None]
 
 
+class PlannedSource(msgspec.Struct, frozen=True, kw_only=True):
+    """A source outside of the flow that an operator's function reads, as it is set up now."""
+
+    #: As Spark calls it: "json", "rate", "cutline_nats".
+    format: str
+    #: Of Spark's file sources the folder, with its scheme unless it is on this file system; of all others empty.
+    folder: str = ""
+    #: As JSON, what its rows depend on and nothing else; only of sources that keep no rows.
+    settings: bytes | None = None
+
+
 class OperatorPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine has found out about an operator before anything runs."""
 
@@ -92,6 +103,8 @@ class OperatorPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_stateful: bool
     #: Arrow schema of the rows, as an IPC message.
     schema_ipc: bytes
+    #: What it reads from outside of the flow, each once.
+    sources: tuple[PlannedSource, ...] = ()
 
 
 class Query(Protocol):

@@ -32,6 +32,7 @@ from cutline.service.region import RegionRecovery
 from cutline.service.replication import Replicator
 from cutline.service.requests import Mailbox
 from cutline.service.savepoints import Savepoint, Savepoints
+from cutline.service.source_views import SourceViews, report_unguarded
 from cutline.service.supervisor import Supervisor
 
 log = get_logger(__name__)
@@ -70,6 +71,7 @@ class RunningFlow:
         engine: Engine,
         metadata: MetadataStore,
         metrics: Metrics,
+        sources: SourceViews,
         release_lock: Callable[[], None],
     ) -> None:
         self.name = graph.flow
@@ -97,6 +99,7 @@ class RunningFlow:
         self._request_thread = threading.Thread(target=self._take_requests, name="cutline-requests", daemon=True)
         self._engine = engine
         self._metadata = metadata
+        self._sources = sources
         self._release_lock = release_lock
         #: Nothing runs any more.
         self._is_over = threading.Event()
@@ -118,6 +121,7 @@ class RunningFlow:
 
     def begin(self, pending: Iterable[StoredPending]) -> None:
         """Start everything: agents before the coordinator that asks them, and both before the queries."""
+        report_unguarded(self.name, self._sources)
         for service in self._operators.values():
             service.start()
         if self._replicator is not None:
@@ -309,6 +313,7 @@ class RunningFlow:
         query = supervisor.query
         return {
             "inputs": list(self._graph.node(name).inputs),
+            "sources": self._sources[name],
             "active": query is not None and query.is_active(),
             "batch": service.channel.last_batch,
             "batches": service.batches_total,

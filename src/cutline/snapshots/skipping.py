@@ -5,18 +5,23 @@ Spark begins a batch where the offsets of the last committed one say that it end
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cutline import durable
 from cutline.ids import NO_BATCH, BatchId
+from cutline.ports import PlannedSource
 from cutline.ports.inspection import FileProblem
 from cutline.snapshots.closure import last_batches
-from cutline.snapshots.source_check import kind_of, newest_positions
+from cutline.snapshots.source_check import Today, kind_of, newest_positions
 from cutline.snapshots.spark_logs import load_offsets
 
 
-def lost_ahead(spark_checkpoint_dir: Path) -> list[FileProblem]:
-    """What sources that go on in this folder would read next and cannot; only of kinds whose positions can be moved."""
+def lost_ahead(spark_checkpoint_dir: Path, sources: Sequence[PlannedSource] = ()) -> list[FileProblem]:
+    """What sources that go on in this folder would read next and cannot; only of kinds whose positions can be moved.
+
+    ``sources``: what the operator reads now, if that is known.
+    """
     _, committed = last_batches(spark_checkpoint_dir)
     if committed == NO_BATCH:
         return []
@@ -26,12 +31,15 @@ def lost_ahead(spark_checkpoint_dir: Path) -> list[FileProblem]:
         folder = spark_checkpoint_dir / "sources" / name
         kind = kind_of(position, folder)
         if kind is not None and kind.moved is not None and position is not None:
-            problems += kind.check(position, folder, newest.get(name)).problems
+            problems += kind.check(position, folder, Today(newest.get(name), sources)).problems
     return problems
 
 
-def skip_lost(spark_checkpoint_dir: Path, live_dir: Path) -> None:
-    """Move what must be moved. ``live_dir``: where the newest offsets are, which know the newest addresses."""
+def skip_lost(spark_checkpoint_dir: Path, live_dir: Path, sources: Sequence[PlannedSource] = ()) -> None:
+    """Move what must be moved. ``live_dir``: where the newest offsets are, which know the newest addresses.
+
+    ``sources``: what the operator reads now, if that is known.
+    """
     planned, committed = last_batches(spark_checkpoint_dir)
     if committed == NO_BATCH:
         return
@@ -43,7 +51,8 @@ def skip_lost(spark_checkpoint_dir: Path, live_dir: Path) -> None:
         if kind is None or kind.moved is None or position is None:
             continue
         old = [there for one in known if (there := one.get(name)) is not None]
-        for batch, before, after in zip(batches, old, kind.moved(old, newest.get(name)), strict=True):
+        new = kind.moved(old, Today(newest.get(name), sources))
+        for batch, before, after in zip(batches, old, new, strict=True):
             if before != after:
                 _replace_position(spark_checkpoint_dir, batch, before, after)
 

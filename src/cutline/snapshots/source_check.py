@@ -16,15 +16,24 @@ import msgspec
 
 from cutline.errors import DamagedRecordError
 from cutline.layout import Layout
-from cutline.ports import OperatorRecord
+from cutline.ports import OperatorRecord, PlannedSource
 from cutline.ports.inspection import FileProblem, SourceReport
 from cutline.snapshots.closure import last_batches
 from cutline.snapshots.spark_logs import file_position, load_offsets, parse_offsets
-from cutline.sources import kafka_positions, nats_positions, postgres
+from cutline.sources import generator, generator_guard, kafka_positions, nats_positions, postgres
 
 _COMPACT = ".compact"
 #: Spark compacts and purges a log while we read it: then it is listed anew.
 _TRIES = 5
+
+
+class Today(NamedTuple):
+    """What is known of a source beside its offset at a checkpoint."""
+
+    #: The newest offset in the live directory, if there is one.
+    newest: bytes | None = None
+    #: What the operator's function reads now; empty: unknown, nobody has planned it.
+    planned: Sequence[PlannedSource] = ()
 
 
 class SourceKind(NamedTuple):
@@ -33,12 +42,14 @@ class SourceKind(NamedTuple):
     name: str
     #: By its offset at the checkpoint, as JSON; None: it had read nothing yet.
     is_mine: Callable[[bytes | None, Path], bool]
-    #: (offset at the checkpoint, its folder in the live ``sources/``, newest offset in the live directory, if there is
-    #: one) → what cannot be read again. Raises StoreError if a server must be asked and cannot.
-    check: Callable[[bytes | None, Path, bytes | None], SourceReport]
-    #: (an offset and those of batches planned after it, newest offset) → the same, moved to the earliest that is there.
-    #: None: there is nothing to move, the source simply goes on without what is gone.
-    moved: Callable[[Sequence[bytes], bytes | None], list[bytes]] | None = None
+    #: (offset at the checkpoint, its folder in the live ``sources/``, what is known beside that) → what cannot be read
+    #: again. Raises StoreError if a server must be asked and cannot.
+    check: Callable[[bytes | None, Path, Today], SourceReport]
+    #: (an offset and those of batches planned after it, what is known beside them) → the same, moved to the earliest
+    #: that is there. None: there is nothing to move, the source simply goes on without what is gone.
+    moved: Callable[[Sequence[bytes], Today], list[bytes]] | None = None
+    #: What Spark calls it, before it has any offset; empty: it cannot be known by that.
+    format: str = ""
 
 
 class _ListedFile(msgspec.Struct, frozen=True, rename="camel"):
@@ -64,8 +75,13 @@ def recorded_positions(record: OperatorRecord, layout: Layout) -> dict[str, byte
     return parse_offsets(content, name, record.batch).positions
 
 
-def check_sources(positions: Mapping[str, bytes | None], live_dir: Path | None) -> SourceReport:
-    """``positions``: the offset of every source at the checkpoint; those that only the live folder knows are later."""
+def check_sources(
+    positions: Mapping[str, bytes | None], live_dir: Path | None, planned: Sequence[PlannedSource] = ()
+) -> SourceReport:
+    """``positions``: the offset of every source at the checkpoint; those that only the live folder knows are later.
+
+    ``planned``: what the operator reads now, if that is known.
+    """
     if live_dir is None:
         return SourceReport(notes=["its sources are not guarded: nothing says where it runs now"])
     problems: list[FileProblem] = []
@@ -78,7 +94,7 @@ def check_sources(positions: Mapping[str, bytes | None], live_dir: Path | None) 
         if kind is None:
             notes.append(f"source {name} is not guarded: whether its input is still there cannot be known from here")
             continue
-        report = kind.check(position, folder, newest.get(name))
+        report = kind.check(position, folder, Today(newest.get(name), planned))
         problems += report.problems
         notes += [f"source {name} ({kind.name}) {note}" for note in report.notes]
     if not names:
@@ -88,6 +104,15 @@ def check_sources(positions: Mapping[str, bytes | None], live_dir: Path | None) 
 
 def kind_of(position: bytes | None, folder: Path) -> SourceKind | None:
     return next((one for one in SOURCE_KINDS if one.is_mine(position, folder)), None)
+
+
+def why_not_guarded(source: PlannedSource) -> str | None:
+    """Of a source that has not read anything yet; None: it is guarded."""
+    if source.folder:
+        return None if _local_path(source.folder) is not None else "its files lie on another file system"
+    if any(one.format == source.format for one in SOURCE_KINDS):
+        return None
+    return "whether its input is still there cannot be known: keep it for as long as a checkpoint may need it"
 
 
 def newest_positions(live_dir: Path) -> dict[str, bytes | None]:
@@ -118,7 +143,7 @@ def _is_file_source(position: bytes | None, folder: Path) -> bool:
         return False
 
 
-def _check_files(position: bytes | None, folder: Path, _: bytes | None) -> SourceReport:
+def _check_files(position: bytes | None, folder: Path, _: Today) -> SourceReport:
     last = file_position(position)
     if not folder.is_dir():
         return SourceReport(notes=["is not guarded: its live log of files is not there"])
@@ -162,22 +187,49 @@ def _local_path(uri: str) -> Path | None:
 # ------------------------------------------------------------------------------------------------- servers
 
 
-def _check_kafka(position: bytes | None, _: Path, latest: bytes | None) -> SourceReport:
-    return kafka_positions.check(position, latest)
+def _asking(
+    kind: str,
+    format_: str,
+    is_mine: Callable[[bytes | None], bool],
+    check: Callable[[bytes | None, bytes | None], SourceReport],
+    moved: Callable[[Sequence[bytes], bytes | None], list[bytes]],
+) -> SourceKind:
+    """A kind whose offsets say whom to ask."""
+    return SourceKind(
+        kind,
+        lambda position, _: is_mine(position),
+        lambda position, _, today: check(position, today.newest),
+        lambda positions, today: moved(positions, today.newest),
+        format_,
+    )
 
 
-def _check_nats(position: bytes | None, _: Path, latest: bytes | None) -> SourceReport:
-    return nats_positions.check(position, latest)
+# ------------------------------------------------------------------------------------------------- generators
 
 
-def _check_postgres(position: bytes | None, _: Path, latest: bytes | None) -> SourceReport:
-    return postgres.check(position, latest)
+def _check_generator(position: bytes | None, _: Path, today: Today) -> SourceReport:
+    return generator_guard.check(position, today.newest, _generators(today))
+
+
+def _move_generator(positions: Sequence[bytes], today: Today) -> list[bytes]:
+    return generator_guard.moved(positions, _generators(today))
+
+
+def _generators(today: Today) -> list[bytes]:
+    return [one.settings for one in today.planned if one.format == generator.KIND and one.settings is not None]
 
 
 #: The first kind that recognises a source looks after it.
 SOURCE_KINDS: list[SourceKind] = [
     SourceKind("files", _is_file_source, _check_files),
-    SourceKind("Kafka", lambda position, _: kafka_positions.is_mine(position), _check_kafka, kafka_positions.moved),
-    SourceKind("NATS", lambda position, _: nats_positions.is_mine(position), _check_nats, nats_positions.moved),
-    SourceKind("PostgreSQL", lambda position, _: postgres.is_mine(position), _check_postgres, postgres.moved),
+    _asking("Kafka", kafka_positions.KIND, kafka_positions.is_mine, kafka_positions.check, kafka_positions.moved),
+    _asking("NATS", nats_positions.KIND, nats_positions.is_mine, nats_positions.check, nats_positions.moved),
+    _asking("PostgreSQL", postgres.KIND, postgres.is_mine, postgres.check, postgres.moved),
+    SourceKind(
+        "generator",
+        lambda position, _: generator.parse_position(position) is not None,
+        _check_generator,
+        _move_generator,
+        generator.KIND,
+    ),
 ]

@@ -24,6 +24,7 @@ from cutline.ports import (
     Manifest,
     OperatorRecord,
     Pin,
+    PlannedSource,
     SnapshotFile,
     StoredRecord,
     SubtaskRecord,
@@ -56,12 +57,21 @@ def _inline(held: Path, name: str) -> SnapshotFile:
 class LocalSnapshotStore:
     """Everything on one file system. See ``cutline.ports.SnapshotStore`` for what each method promises."""
 
-    def __init__(self, layout: Layout, *, is_reader: bool = False, live_dirs: LiveDirs | None = None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        is_reader: bool = False,
+        live_dirs: LiveDirs | None = None,
+        sources: Mapping[OperatorId, Sequence[PlannedSource]] | None = None,
+    ) -> None:
         """For the process that runs the flow; everybody else takes ``reading``.
 
         ``live_dirs``: where Spark's directories are, if what is in the flow's folder are mirrors of them.
+        ``sources``: what operators read now, if that is known.
         """
         self._layout = layout
+        self._sources = sources or {}
         self._live_dirs = live_dirs
         self._blobs = BlobStore(layout, is_reader=is_reader)
         #: Content claimed per pending epoch.
@@ -288,11 +298,14 @@ class LocalSnapshotStore:
         if self._live_dirs is not None:
             with contextlib.suppress(DamagedRecordError):  # then the mirror is all that is known
                 self._live_dirs.fetch(live_dir)
-        report = check_sources(recorded_positions(record, self._layout), live_dir)
+        # An operator may have another name since.
+        planned = self._sources.get(record.operator) or self._planned(live_dir)
+        report = check_sources(recorded_positions(record, self._layout), live_dir, planned)
         return [_lost(record.operator, problem) for problem in report.problems]
 
     def lost_ahead(self, operator: OperatorId, spark_checkpoint_dir: Path) -> list[LostInput]:
-        return [_lost(operator, problem) for problem in skipping.lost_ahead(spark_checkpoint_dir)]
+        lost = skipping.lost_ahead(spark_checkpoint_dir, self._sources.get(operator, ()))
+        return [_lost(operator, problem) for problem in lost]
 
     def skip_lost_input(self, spark_checkpoint_dir: Path, live_dir: Path) -> None:
         if self._live_dirs is not None and spark_checkpoint_dir == live_dir:
@@ -301,7 +314,10 @@ class LocalSnapshotStore:
                 next_step="restore the newest checkpoint (restore_to), which moves them on the way",
                 path=spark_checkpoint_dir,
             )
-        skipping.skip_lost(spark_checkpoint_dir, live_dir)
+        skipping.skip_lost(spark_checkpoint_dir, live_dir, self._planned(spark_checkpoint_dir))
+
+    def _planned(self, spark_checkpoint_dir: Path) -> Sequence[PlannedSource]:
+        return self._sources.get(OperatorId(spark_checkpoint_dir.parent.name), ())
 
     def restore(self, record: OperatorRecord, spark_checkpoint_dir: Path) -> None:
         shutil.rmtree(spark_checkpoint_dir, ignore_errors=True)

@@ -31,6 +31,7 @@ from cutline.spark.generator_source import GeneratorSource
 from cutline.spark.kafka_source import KafkaSource
 from cutline.spark.live_dirs import settle_live_dirs
 from cutline.spark.nats_source import NatsSource
+from cutline.spark.planned_sources import planned_sources
 from cutline.spark.postgres_source import PostgresSource
 from cutline.spark.session import query_session, settle_python_sources
 from cutline.spark.staging import REPORT_SCHEMA, stage_rows
@@ -177,6 +178,7 @@ class SparkEngine:
                 subtasks=partitions if stateful else 1,
                 is_stateful=stateful,
                 schema_ipc=planning.schema_message(frame),
+                sources=planned_sources(frame),
             )
         return plans
 

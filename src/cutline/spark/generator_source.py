@@ -2,7 +2,8 @@
 
 For demos, benchmarks and tests. ``spark.readStream.format("cutline_generator")`` with the options
 ``rows`` (then it is exhausted), ``keys``, ``seed``, ``first`` (number of the first payment), ``rows_per_batch`` (most
-per batch) and ``rows_per_second`` (pace; 0: as fast as it is read).
+per batch), ``rows_per_second`` (pace; 0: as fast as it is read) and ``partitions`` (tasks per batch).
+See docs/sources.md.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from cutline.sources.generator import KIND, begin_of, position_of, settings_of, whole_number, why_other_rows
+
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-FORMAT = "cutline_generator"
+FORMAT = KIND
 SCHEMA = "payment_id long, merchant long, amount long, paid_at timestamp"
 _FIRST_PAYMENT_US = 1_767_225_600_000_000  # 2026-01-01
 _MICROSECONDS_BETWEEN = 1_000
@@ -61,31 +64,39 @@ class GeneratorSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return _GeneratorReader(self.options)
+        return GeneratorReader(self.options)
 
 
-class _GeneratorReader(DataSourceStreamReader):
+class GeneratorReader(DataSourceStreamReader):
+    """Makes the rows in [start, end). A position that is not of its own settings is refused."""
+
     def __init__(self, options: Any) -> None:
-        self._first = int(options.get("first", "0"))
-        self._rows = int(options.get("rows", str(1 << 62)))
-        self._keys = int(options.get("keys", "1000"))
-        self._seed = int(options.get("seed", "0"))
-        self._rows_per_batch = int(options.get("rows_per_batch", "100000"))
-        self._rows_per_second = float(options.get("rows_per_second", "0"))
-        self._partitions = int(options.get("partitions", "2"))
+        self._settings = settings_of(options)
+        self._rows_per_batch = whole_number(options, "rows_per_batch", 100_000, least=1)
+        self._rows_per_second = _pace(options)
+        self._partitions = whole_number(options, "partitions", 2, least=1)
         self._paced: tuple[float, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        return {"row": 0}
+        return begin_of(self._settings).as_json()
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
-        row = int(start["row"])
-        return {"row": max(row, min(self._rows, row + self._rows_per_batch, self._due(row)))}
+        row, rows = self._row(start), self._settings.rows
+        end = max(row, min(rows, row + self._rows_per_batch, self._due(row)))
+        return start if end == row else self.initialOffset() | {"row": end}
+
+    def _row(self, offset: dict[str, Any]) -> int:
+        if offset.keys() == {"row"}:
+            return int(offset["row"])  # written before positions told their settings
+        position = position_of(offset)
+        if not position.is_of(self._settings):
+            raise ValueError(f"generator, row {position.row}: {why_other_rows(position, self._settings)}")
+        return position.row
 
     def _due(self, row: int) -> int:
         """How far the pace allows, counted from when this process began to read."""
         if self._rows_per_second <= 0:
-            return self._rows
+            return self._settings.rows
         now = time.monotonic()
         if self._paced is None:
             self._paced = (now, row)
@@ -93,7 +104,7 @@ class _GeneratorReader(DataSourceStreamReader):
         return first + int((now - began) * self._rows_per_second)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        first, last = int(start["row"]), int(end["row"])
+        first, last = self._row(start), self._row(end)
         count = max(min(self._partitions, last - first), 1)
         edges = [first + (last - first) * index // count for index in range(count + 1)]
         return [_Range(a, b) for a, b in itertools.pairwise(edges) if b > a]
@@ -102,9 +113,10 @@ class _GeneratorReader(DataSourceStreamReader):
         import pyarrow as pa
 
         first, end = int(getattr(partition, "first", 0)), int(getattr(partition, "end", 0))
+        its = self._settings
         for begin in range(first, end, _ROWS_PER_ARROW_BATCH):
             stop = min(begin + _ROWS_PER_ARROW_BATCH, end)
-            columns = payments(self._first + begin, self._first + stop, keys=self._keys, seed=self._seed)
+            columns = payments(its.first + begin, its.first + stop, keys=its.keys, seed=its.seed)
             yield pa.RecordBatch.from_arrays(
                 [
                     pa.array(columns["payment_id"]),
@@ -114,3 +126,14 @@ class _GeneratorReader(DataSourceStreamReader):
                 ],
                 names=list(columns),
             )
+
+
+def _pace(options: Any) -> float:
+    text = str(options.get("rows_per_second", 0))
+    try:
+        pace = float(text)
+    except ValueError:
+        pace = -1.0
+    if not 0 <= pace < float("inf"):
+        raise ValueError(f"rows_per_second is {text!r}: use a number from 0 on; 0: as fast as it is read")
+    return pace

@@ -12,7 +12,8 @@ from pyspark.sql.types import StructField, StructType
 from cutline.errors import FlowDefinitionError
 from cutline.ids import FlowName, OperatorId
 
-_WATERMARK_MARK = "spark.watermarkDelayMs"
+#: In the metadata of an event-time column: the delay of its watermark.
+WATERMARK_MARK = "spark.watermarkDelayMs"
 _STATEFUL_PREFIXES = (
     "Aggregate",
     "Deduplicate",
@@ -73,6 +74,17 @@ def _has_state(plan: Any) -> bool:
     return any(_has_state(children.apply(index)) for index in range(count))
 
 
+def watermarked_columns(frame: DataFrame) -> list[str]:
+    """Event-time columns of the plan, also those that are not among the columns any more."""
+    return sorted(set(_watermarks(frame._jdf.queryExecution().analyzed())))
+
+
+def _watermarks(plan: Any) -> list[str]:
+    children = plan.children()
+    found = [name for index in range(children.size()) for name in _watermarks(children.apply(index))]
+    return [*found, plan.eventTime().name()] if plan.nodeName() == "EventTimeWatermark" else found
+
+
 def channel_schema(frame: DataFrame) -> StructType:
     """The rows as a channel carries them.
 
@@ -84,7 +96,7 @@ def channel_schema(frame: DataFrame) -> StructType:
             field.name,
             field.dataType,
             field.nullable,
-            {key: value for key, value in field.metadata.items() if key != _WATERMARK_MARK},
+            {key: value for key, value in field.metadata.items() if key != WATERMARK_MARK},
         )
         for field in frame.schema.fields
     ]

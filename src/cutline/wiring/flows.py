@@ -42,8 +42,10 @@ from cutline.service.replication import Replicator
 from cutline.service.running import RunningFlow
 from cutline.service.savepoints import Savepoints
 from cutline.service.settling import open_sinks, settle_pending, settle_sinks
+from cutline.service.source_views import source_views
 from cutline.service.supervisor import Supervisor
 from cutline.service.wishes import RestoreWish, current_wish, restore_target
+from cutline.snapshots.source_check import why_not_guarded
 from cutline.snapshots.store import LocalSnapshotStore
 from cutline.wiring.stores import open_replica, settle_segments, store_at
 
@@ -129,7 +131,9 @@ def run_on(
     plans = engine.plan()
     _identify(layout, graph)
     metadata = SqliteMetadata(layout.metadata)
-    snapshots = LocalSnapshotStore(layout, live_dirs=engine.live_dirs())
+    snapshots = LocalSnapshotStore(
+        layout, live_dirs=engine.live_dirs(), sources={name: plan.sources for name, plan in plans.items()}
+    )
     replica = open_replica(graph, options, layout, executors)
     remote = RemoteTier(replica, graph.flow) if replica is not None else None
     settle_segments(options, layout, graph.flow)
@@ -327,6 +331,7 @@ def run_on(
         engine=engine,
         metadata=metadata,
         metrics=metrics,
+        sources=source_views(plans, why_not_guarded),
         release_lock=release_lock,
     )
     running.append(run)

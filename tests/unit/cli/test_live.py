@@ -35,3 +35,17 @@ def test_the_view_shows_checkpoints_that_were_taken_and_that_failed_and_why(tmp_
     assert "1 checkpoints in a row have failed: snapshot of totals failed: ValueError: disk full" in view
     assert "completed" in view and "aborted" in view
     assert "table: epoch 1" in view
+
+
+def test_the_view_names_sources_that_are_not_guarded(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path)
+    try:
+        assert "not guarded" not in drawn(flow)
+        status = flow.run.status()
+    finally:
+        flow.stop()
+    status["operators"]["numbers"]["sources"] = [{"source": "rate", "guarded": False, "note": "nobody can ask it"}]
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(flow_view(status))
+    assert "sources that are not guarded: rate of numbers" in captured.get()

@@ -402,6 +402,8 @@ def test_a_coordinator_whose_epoch_was_barred_by_another_ends_the_flow(tmp_path:
         flow.step(NUMBERS)
         flow.request(aligned=True)
         flow.wait(lambda: bool(flow.operators[TOTALS].aligning()))
+        # Another process removes pins that it finds when it begins, and this is about what it does after that.
+        flow.wait(lambda: NUMBERS in flow.snapshots.recorded(Epoch(1)))
         newer = LocalSnapshotStore(flow.layout)
         newer.store_tombstone(Tombstone(epoch=Epoch(1), generation=flow.recovered.generation, reason="taken over"))
         flow.wait(lambda: flow.step(TOTALS))

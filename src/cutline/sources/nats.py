@@ -56,6 +56,7 @@ class StreamState(NamedTuple):
 
     def messages_between(self, first: int, end: int) -> int:
         """How many messages there are in [first, end), which the stream reaches back to."""
+        end = min(end, self.end)
         return max(end - first, 0) - sum(first <= sequence < end for sequence in self.deleted)
 
 

@@ -91,6 +91,17 @@ class NatsServer:
                 self._process.wait(timeout=5)
         self.kill()
 
+    def copy_data(self) -> Path:
+        """A backup of its streams as they are, to be taken while it does not run."""
+        copy = self._folder / f"copy-{next(_fresh_numbers)}"
+        shutil.copytree(self._folder / "data", copy)
+        return copy
+
+    def replace_data(self, copy: Path) -> None:
+        """Go back to a backup; everything since is gone. While it does not run."""
+        shutil.rmtree(self._folder / "data")
+        shutil.copytree(copy, self._folder / "data")
+
     def remove(self) -> None:
         """End it and remove all that it wrote."""
         self.kill()

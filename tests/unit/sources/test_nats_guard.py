@@ -94,6 +94,12 @@ def test_messages_deleted_in_between_are_counted(read: Read) -> None:
     assert read.lost(4) == []
 
 
+def test_all_that_is_gone_is_named_and_not_only_the_beginning(read: Read) -> None:
+    read.stream.purge(below=6)
+    read.stream.delete(9)
+    assert read.lost(1) == [("sequences 5 to 5", 1), ("1 of the sequences 6 to 10", 1)]
+
+
 def test_a_stream_of_the_same_name_is_not_the_same_stream(read: Read) -> None:
     read.stream.remove()
     assert read.lost(1) == [("sequences 5 to 10", 6)]

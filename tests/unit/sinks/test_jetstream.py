@@ -135,6 +135,44 @@ def test_a_write_without_an_answer_leaves_every_row_once(
     assert [one.epoch for one in published(tmp_path)] == [1, 2]
 
 
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_first_start_that_fails_half_way_is_no_lost_ledger(
+    tmp_path: Path, lost_answers: list[bool], happened: bool
+) -> None:
+    lost_answers.append(happened)
+    with pytest.raises(OutcomeUnknown):
+        start(tmp_path)
+    case = start(tmp_path)
+    case.publish(1, 0, rows(1))
+    assert raw_ids(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_several_answers_that_are_lost_in_a_row_are_no_newer_start(
+    tmp_path: Path, lost_answers: list[bool], happened: bool
+) -> None:
+    case = start(tmp_path)
+    staged = case.stage(0, rows(1, 2))
+    permit = case.permit(1, [staged])
+    lost_answers += [happened, True, False, True]
+    for _ in range(4):
+        with pytest.raises(OutcomeUnknown):
+            case.sink.commit(permit, [staged], {})
+    case.sink.commit(permit, [staged], {})
+    assert raw_ids(tmp_path) == [1, 2]
+
+
+def test_a_ledger_that_was_dropped_while_the_flow_runs_is_called_lost(tmp_path: Path) -> None:
+    case = start(tmp_path)
+    case.publish(1, 0, rows(1))
+    with Stream(os.environ[URL], stream_of(tmp_path), subjects=None) as stream:
+        stream.purge(below=100)
+    for _ in range(2):
+        with pytest.raises(SinkError, match="lost the sink's ledger"):
+            case.publish(2, 1, rows(2))
+    assert raw_ids(tmp_path) == []
+
+
 def test_a_writer_that_was_thought_dead_publishes_nothing_more(tmp_path: Path) -> None:
     """Without the ledger's fence it would publish again what its successor did, once the duplicate window is over."""
     case = start(tmp_path)

@@ -44,6 +44,8 @@ class Restorer:
         self._problem = problem
         #: The directories that operators have run on, as far as they were looked at.
         self._live: dict[OperatorId, Path] = {}
+        #: Where operators go on whose positions must be moved first.
+        self._to_move: list[Path] = []
 
     def build(
         self, manifest: Manifest, operators: Collection[OperatorId], generation: Generation
@@ -100,7 +102,10 @@ class Restorer:
         return lost
 
     def refuse_lost_ahead(self, live: Mapping[OperatorId, Generation]) -> list[LostInput]:
-        """The same for sources that go on where they are, and what they have not read yet."""
+        """The same for sources that go on where they are, and what they have not read yet.
+
+        Their positions are moved by ``move_on``, when what is lost has been written down: afterwards nobody can tell.
+        """
         lost: list[LostInput] = []
         for name in self._graph.names:
             if self._graph.node(name).inputs or name not in live:
@@ -119,9 +124,15 @@ class Restorer:
                     operator=name,
                 )
             if found:
-                self._snapshots.skip_lost_input(folder, folder)
+                self._to_move.append(folder)
             lost += found
         return lost
+
+    def move_on(self) -> None:
+        """Move the positions of sources that go on where they are, past what is lost."""
+        for folder in self._to_move:
+            self._snapshots.skip_lost_input(folder, folder)
+        self._to_move.clear()
 
     def build_alone(
         self,

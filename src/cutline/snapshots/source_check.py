@@ -39,6 +39,8 @@ class SourceKind(NamedTuple):
     #: (an offset and those of batches planned after it, newest offset) → the same, moved to the earliest that is there.
     #: None: there is nothing to move, the source simply goes on without what is gone.
     moved: Callable[[Sequence[bytes], bytes | None], list[bytes]] | None = None
+    #: (any later offset) → where reading began, of which Spark itself keeps nothing. Goes with ``moved``.
+    beginning: Callable[[bytes], bytes] | None = None
 
 
 class _ListedFile(msgspec.Struct, frozen=True, rename="camel"):
@@ -177,7 +179,25 @@ def _check_postgres(position: bytes | None, _: Path, latest: bytes | None) -> So
 #: The first kind that recognises a source looks after it.
 SOURCE_KINDS: list[SourceKind] = [
     SourceKind("files", _is_file_source, _check_files),
-    SourceKind("Kafka", lambda position, _: kafka_positions.is_mine(position), _check_kafka, kafka_positions.moved),
-    SourceKind("NATS", lambda position, _: nats_positions.is_mine(position), _check_nats, nats_positions.moved),
-    SourceKind("PostgreSQL", lambda position, _: postgres.is_mine(position), _check_postgres, postgres.moved),
+    SourceKind(
+        "Kafka",
+        lambda position, _: kafka_positions.is_mine(position),
+        _check_kafka,
+        kafka_positions.moved,
+        kafka_positions.beginning,
+    ),
+    SourceKind(
+        "NATS",
+        lambda position, _: nats_positions.is_mine(position),
+        _check_nats,
+        nats_positions.moved,
+        nats_positions.beginning,
+    ),
+    SourceKind(
+        "PostgreSQL",
+        lambda position, _: postgres.is_mine(position),
+        _check_postgres,
+        postgres.moved,
+        postgres.beginning,
+    ),
 ]

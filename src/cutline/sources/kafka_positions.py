@@ -92,6 +92,12 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
     return SourceReport(lost_between(there, identity, start, end))
 
 
+def beginning(position: bytes) -> bytes:
+    """Where reading began."""
+    found = parse_position(position)
+    return position if found is None else msgspec.json.encode(msgspec.structs.replace(found, offsets=found.begin))
+
+
 def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
     """The position, and those of batches planned after it, moved to where all can be read that is there."""
     start, *planned = [one for one in map(parse_position, positions) if one is not None]

@@ -54,7 +54,11 @@ def where_batch_begins(start: NatsPosition, end: NatsPosition) -> NatsPosition:
     """
     if (start.begin, start.created) == (end.begin, end.created):
         return start
-    return msgspec.structs.replace(end, sequence=end.begin, messages=0)
+    return _begun(end)
+
+
+def _begun(position: NatsPosition) -> NatsPosition:
+    return msgspec.structs.replace(position, sequence=position.begin, messages=0)
 
 
 def lost_between(state: StreamState | None, start: NatsPosition, end: NatsPosition | None) -> list[FileProblem]:
@@ -111,6 +115,12 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
         return SourceReport()
     end = parse_position(latest)
     return SourceReport(lost_between(_look(start, end), start, end))
+
+
+def beginning(position: bytes) -> bytes:
+    """Where reading began."""
+    found = parse_position(position)
+    return position if found is None else msgspec.json.encode(_begun(found))
 
 
 def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:

@@ -78,7 +78,11 @@ def where_batch_begins(start: PostgresPosition, end: PostgresPosition) -> Postgr
     """Of the first batch of a query the beginning is asked for anew at each try; the end remembers it."""
     if (start.begin, start.table_id) == (end.begin, end.table_id):
         return start
-    return msgspec.structs.replace(end, key=end.begin, rows=0)
+    return _begun(end)
+
+
+def _begun(position: PostgresPosition) -> PostgresPosition:
+    return msgspec.structs.replace(position, key=position.begin, rows=0)
 
 
 def import_psycopg() -> Any:
@@ -231,6 +235,12 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
         problem = lost_between(connection, start, end)
     notes = [] if end is not None else ["is not guarded against deleted rows: nothing says how far it had read"]
     return SourceReport([problem] if problem else [], notes)
+
+
+def beginning(position: bytes) -> bytes:
+    """Where reading began."""
+    found = parse_position(position)
+    return position if found is None else msgspec.json.encode(_begun(found))
 
 
 def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:

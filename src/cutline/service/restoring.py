@@ -61,8 +61,11 @@ class Restorer:
         """The directory that an operator goes on in. Positions that cannot be read are moved if they may be."""
         folder = self._layout.spark_checkpoint_dir(name, generation)
         self._snapshots.restore(record, folder)
+        live = self._live.get(record.operator) or self._live.get(name)
+        if record.batch == NO_BATCH and live is not None:
+            self._snapshots.begin_as_before(folder, live)
         if self._goes_on_without and not record.positions:
-            self._snapshots.skip_lost_input(folder, self._live.get(name, folder))
+            self._snapshots.skip_lost_input(folder, live or folder)
 
     def refuse_lost_input(
         self, manifest: Manifest, operators: Collection[OperatorId], live_dirs: Mapping[OperatorId, Path]

@@ -67,15 +67,20 @@ def recorded_positions(record: OperatorRecord, layout: Layout) -> dict[str, byte
 
 
 def check_sources(positions: Mapping[str, bytes | None], live_dir: Path | None) -> SourceReport:
-    """``positions``: the offset of every source at the checkpoint; those that only the live folder knows are later."""
+    """``positions``: the offset of every source at the checkpoint; those that only the live folder knows are later.
+
+    A source that had read nothing yet at the checkpoint reads again from where it has begun since.
+    """
     if live_dir is None:
         return SourceReport(notes=["its sources are not guarded: nothing says where it runs now"])
     problems: list[FileProblem] = []
     notes: list[str] = []
     newest = newest_positions(live_dir)
-    names = sorted({*positions, *_folders(live_dir / "sources")})
+    names = sorted({*positions, *newest, *_folders(live_dir / "sources")})
     for name in names:
         position, folder = positions.get(name), live_dir / "sources" / name
+        if position is None:
+            position = _beginning(newest.get(name), folder)
         kind = kind_of(position, folder)
         if kind is None:
             notes.append(f"source {name} is not guarded: whether its input is still there cannot be known from here")
@@ -90,6 +95,11 @@ def check_sources(positions: Mapping[str, bytes | None], live_dir: Path | None) 
 
 def kind_of(position: bytes | None, folder: Path) -> SourceKind | None:
     return next((one for one in SOURCE_KINDS if one.is_mine(position, folder)), None)
+
+
+def _beginning(newest: bytes | None, folder: Path) -> bytes | None:
+    kind = None if newest is None else kind_of(newest, folder)
+    return None if kind is None or kind.beginning is None or newest is None else kind.beginning(newest)
 
 
 def newest_positions(live_dir: Path) -> dict[str, bytes | None]:

@@ -111,6 +111,13 @@ def test_a_stream_of_the_same_name_is_not_the_same_stream(read: Read) -> None:
     assert read.lost(4) == [("everything from sequence 11 on", 0)]
 
 
+def test_what_was_read_since_a_checkpoint_before_the_first_batch_is_missed_too(read: Read) -> None:
+    assert check_sources({}, read.live).problems == []
+    read.stream.purge(below=4)
+    (problem,) = check_sources({}, read.live).problems
+    assert problem.path.endswith("sequences 1 to 3")
+
+
 def test_without_the_live_directory_the_stream_alone_is_asked(read: Read, tmp_path: Path) -> None:
     nowhere = tmp_path / "gone"
     assert check_sources({"0": read.offsets[1]}, nowhere).problems == []

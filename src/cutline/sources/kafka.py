@@ -129,13 +129,18 @@ def finished_bounds(client: Consumer, servers: str, topic: str, partition: int, 
     return found
 
 
-def topic_id(servers: str, topic: str) -> str:
-    """Tells a topic from one of the same name that was made later; empty if the broker does not tell (before 2.8)."""
-    kafka = import_kafka()
+def administrator(servers: str) -> Any:
+    import_kafka()
     from confluent_kafka.admin import AdminClient
 
+    return AdminClient(client_config(servers))
+
+
+def topic_id(servers: str, topic: str, client: Any = None) -> str:
+    """Tells a topic from one of the same name that was made later; empty if the broker does not tell (before 2.8)."""
+    kafka = import_kafka()
     try:
-        futures = AdminClient(client_config(servers)).describe_topics(
+        futures = (client or administrator(servers)).describe_topics(
             kafka.TopicCollection([topic]), request_timeout=TIMEOUT_S
         )
         return str(futures[topic].result().topic_id)

@@ -32,7 +32,7 @@ from cutline.sinks.jetstream_ledger import (
     write,
 )
 from cutline.sinks.staged import check_commit, digest_of, pieces_of
-from cutline.sinks.staging_folder import StagingFolder, check_value_column, values_of
+from cutline.sinks.staging_folder import StagingFolder, check_message, values_of
 from cutline.sources.nats import Connection, Message, StreamState, check_url, read_range, stream_state
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class JetStream:
     def open(self, context: SinkContext) -> None:
         """Make the stream if there is none, check that it will do, and shut out earlier starts of this flow."""
         schema = storable_schema(rows_schema(context))
-        check_value_column(schema, self.value, role="message")
+        check_message(schema, self.value)
         self._schema_ipc = schema.serialize().to_pybytes()
         subject = ledger_subject(self.stream, context.flow, context.sink)
         fresh = Ledger(

@@ -21,7 +21,7 @@ from cutline.errors import FencedError, InvariantViolation, NotDone, OutcomeUnkn
 from cutline.ids import NO_EPOCH, Epoch, FlowName, SinkId
 from cutline.sinks.arrow_types import differences, rows_schema, storable_schema
 from cutline.sinks.staged import check_commit, digest_of, pieces_of
-from cutline.sinks.staging_folder import StagingFolder, check_value_column, values_of
+from cutline.sinks.staging_folder import StagingFolder, check_message, check_value_column, values_of
 from cutline.sources.kafka import (
     Record,
     client_config,
@@ -106,7 +106,7 @@ class Kafka:
     def open(self, context: SinkContext) -> None:
         """Check the topics, shut out earlier starts of this flow, and claim the ledger."""
         schema = storable_schema(rows_schema(context))
-        check_value_column(schema, self.value, role="message")
+        check_message(schema, self.value)
         check_value_column(schema, self.key, role="key")
         self._schema_ipc = schema.serialize().to_pybytes()
         self._staging.enter(context)

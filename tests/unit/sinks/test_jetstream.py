@@ -233,6 +233,15 @@ def test_a_column_may_be_the_message(tmp_path: Path) -> None:
         start(tmp_path, value="id")
 
 
+def test_rows_that_json_cannot_hold_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    """Otherwise the first checkpoint with such a row could never be published."""
+    for keys in (pa.bool_(), pa.struct([("x", pa.int32())]), pa.list_(pa.int32())):
+        schema = pa.schema([("id", pa.int64()), ("deep", pa.list_(pa.struct([("m", pa.map_(keys, pa.int64()))])))])
+        with pytest.raises(SinkError, match="JSON has no maps with such keys"):
+            start(tmp_path, schema)
+    start(tmp_path, pa.schema([("id", pa.int64()), ("days", pa.map_(pa.date32(), pa.int64()))]))
+
+
 def test_a_stream_that_will_not_do_is_refused_with_what_to_change(tmp_path: Path) -> None:
     with Stream(os.environ[URL], stream_of(tmp_path), subjects=["elsewhere.>"], retention="interest") as stream:
         with pytest.raises(SinkError) as refused:

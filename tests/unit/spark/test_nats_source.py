@@ -57,6 +57,17 @@ def test_ranges_follow_one_another_and_hold_every_message_once(stream: Stream) -
     assert "cutline_nats" in json.dumps(offset)
 
 
+def test_large_messages_are_asked_for_in_small_pages(stream: Stream) -> None:
+    """The server cuts off whoever lets 64 MB pile up, at every try again."""
+    for _ in range(4):
+        stream.publish_many([bytes(100)] * 150 + [bytes(900_000)] * 30)
+    one = reader(stream)
+    start = one.initialOffset()
+    (part,) = one.partitions(start, one.latestOffset(start, None))
+    assert sum(rows.num_rows for rows in one.read(part)) == 720
+    one.stop()
+
+
 def test_every_column_is_filled(stream: Stream) -> None:
     stream.publish("x", subject="b")
     one = reader(stream)

@@ -107,3 +107,27 @@ def test_dropped_input_is_refused_by_its_range_or_given_up(
     for row in changes(server.url):
         last[row["key"]] = (row["count"], row["sum"])
     assert last == truth([*range(60), *range(80, 110)])
+
+
+def test_a_flow_that_goes_back_before_its_first_batch_begins_where_it_began(
+    spark: SparkSession, server: NatsServer, tmp_path: Path
+) -> None:
+    """Spark asks anew where "latest" is: all that was published since would be passed over."""
+
+    def begin(**options: Any) -> Any:
+        return build(server.url, tmp_path, start="latest").start(spark=spark, **(settings(tmp_path) | options))
+
+    with Stream(server.url, IN) as stream:
+        stream.publish_many(b"%d" % number for number in range(7))
+        run = begin()
+        epoch = run.trigger_checkpoint()
+        run.process_all_available()
+        stream.publish_many(b"%d" % number for number in range(7, 30))
+        run.process_all_available()
+        run.stop()
+        run = begin(restore_to=epoch)
+        stream.publish_many(b"%d" % number for number in range(30, 40))
+        run.process_all_available()
+        run.trigger_checkpoint()
+        run.stop()
+    assert newest(server.url) == truth(range(7, 40))

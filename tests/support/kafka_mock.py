@@ -34,6 +34,21 @@ class MockKafka:
             producer.produce(topic, key=b"k", value=str(value).encode(), partition=partition)
         producer.flush(10)
 
+    def publish_record(self, topic: str, record: Record, *, partition: int) -> None:
+        """A copy of a message, in another partition."""
+        producer = Producer({"bootstrap.servers": self.servers, "log_level": 0})
+        producer.produce(topic, key=record.key, value=record.value, partition=partition)
+        producer.flush(10)
+
+    def partition_of(self, topic: str, record: Record) -> int:
+        with consumer(self.servers) as client:
+            for one in partitions_of(client, self.servers, topic) or ():
+                bounds = bounds_of(client, self.servers, topic, one)
+                for page in read_range(client, self.servers, topic, one, bounds):
+                    if any(found.key == record.key for found in page):
+                        return one
+        raise LookupError(topic)
+
     def records(self, topic: str) -> list[Record]:
         with consumer(self.servers) as client:
             found = []

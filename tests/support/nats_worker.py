@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 IN, OUT = "IN", "OUT"
 
 
-def build(url: str, folder: Path) -> Flow:
+def build(url: str, folder: Path, **options: str) -> Flow:
     flow = Flow("relay")
 
     @flow.operator()
     def numbers(spark: SparkSession) -> DataFrame:
         source = spark.readStream.format("cutline_nats")
-        stream = source.options(url=url, stream=IN, max_per_batch=40, partitions=2).load()
+        stream = source.options(url=url, stream=IN, max_per_batch=40, partitions=2, **options).load()
         number = stream["data"].cast("string").cast("long")
         return stream.select((number % 5).alias("key"), number.alias("number"))
 

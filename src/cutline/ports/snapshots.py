@@ -329,6 +329,13 @@ class SnapshotStore(Protocol):
         """
         ...
 
+    def begin_as_before(self, spark_checkpoint_dir: Path, live_dir: Path) -> None:
+        """See to it that a query that starts in this folder with its first batch begins to read where it once began.
+
+        ``live_dir``: the directory that it has run on since, which knows.
+        """
+        ...
+
     def restore(self, record: OperatorRecord, spark_checkpoint_dir: Path) -> None:
         """Build a fresh spark_checkpoint_dir that continues after the record's batch."""
         ...

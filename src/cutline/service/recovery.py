@@ -377,7 +377,7 @@ class Recovery:
         self._lost = self._restorer.refuse_lost_ahead(current.spark_dirs)
         gone_on = _gone_on(channels, generation)
         joined = self._joined(gone_on, generation)
-        return self._enter(
+        recovered = self._enter(
             generation=generation,
             path="resume",
             epoch=None,
@@ -387,6 +387,8 @@ class Recovery:
             manifests=manifests,
             begun=joined,
         )
+        self._restorer.move_on()
+        return recovered
 
     def _joined(
         self, channels: Mapping[OperatorId, ChannelLog], generation: Generation

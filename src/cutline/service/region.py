@@ -133,6 +133,8 @@ class RegionRecovery:
         #: Operators that have failed and whose region is not back yet.
         self._failing: set[OperatorId] = set()
         self._last: dict[OperatorId, _Return] = {}
+        #: What regions have given up of the input since the flow was started.
+        self.lost_input: list[LostInput] = []
 
     def stop(self) -> None:
         """Bring nothing back any more; what is under way is finished first, or given up before it starts anything."""
@@ -208,6 +210,9 @@ class RegionRecovery:
             lineages = {name: channel.lineage for name, channel in channels.items()}
             self._enter(generation, "regional", manifest.epoch, lineages, error, lost=lost)
             self._metrics.input_lost(lost)
+            for one in lost:
+                log.warning("input_lost", flow=self._graph.flow, operator=one.operator, what=one.what, why=one.why)
+            self.lost_input += lost
             crashpoint("restore-generation", failed)
             self._metadata.check_fence()
             for channel in channels.values():

@@ -44,6 +44,8 @@ class Restorer:
         self._problem = problem
         #: The directories that operators have run on, as far as they were looked at.
         self._live: dict[OperatorId, Path] = {}
+        #: Where operators go on whose positions must be moved first.
+        self._to_move: list[Path] = []
 
     def build(
         self, manifest: Manifest, operators: Collection[OperatorId], generation: Generation
@@ -59,8 +61,11 @@ class Restorer:
         """The directory that an operator goes on in. Positions that cannot be read are moved if they may be."""
         folder = self._layout.spark_checkpoint_dir(name, generation)
         self._snapshots.restore(record, folder)
+        live = self._live.get(record.operator) or self._live.get(name)
+        if record.batch == NO_BATCH and live is not None:
+            self._snapshots.begin_as_before(folder, live)
         if self._goes_on_without and not record.positions:
-            self._snapshots.skip_lost_input(folder, self._live.get(name, folder))
+            self._snapshots.skip_lost_input(folder, live or folder)
 
     def refuse_lost_input(
         self, manifest: Manifest, operators: Collection[OperatorId], live_dirs: Mapping[OperatorId, Path]
@@ -100,7 +105,10 @@ class Restorer:
         return lost
 
     def refuse_lost_ahead(self, live: Mapping[OperatorId, Generation]) -> list[LostInput]:
-        """The same for sources that go on where they are, and what they have not read yet."""
+        """The same for sources that go on where they are, and what they have not read yet.
+
+        Their positions are moved by ``move_on``, when what is lost has been written down: afterwards nobody can tell.
+        """
         lost: list[LostInput] = []
         for name in self._graph.names:
             if self._graph.node(name).inputs or name not in live:
@@ -119,9 +127,15 @@ class Restorer:
                     operator=name,
                 )
             if found:
-                self._snapshots.skip_lost_input(folder, folder)
+                self._to_move.append(folder)
             lost += found
         return lost
+
+    def move_on(self) -> None:
+        """Move the positions of sources that go on where they are, past what is lost."""
+        for folder in self._to_move:
+            self._snapshots.skip_lost_input(folder, folder)
+        self._to_move.clear()
 
     def build_alone(
         self,

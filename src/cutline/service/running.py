@@ -283,7 +283,9 @@ class RunningFlow:
                 "epoch": self._recovered.restored_epoch,
                 "reason": self._recovered.reason,
                 "problems": self._recovered.problems,
-                "lost_input": [msgspec.to_builtins(one) for one in self._recovered.record.lost_input],
+                "lost_input": [
+                    msgspec.to_builtins(one) for one in [*self._recovered.record.lost_input, *self._regions.lost_input]
+                ],
                 "operators": self._recovered.matching.rows(),
                 "counts": self._metadata.recoveries(),
             },

@@ -27,11 +27,12 @@ from cutline.sinks.jetstream_ledger import (
     epoch_key,
     ledger_subject,
     load_ledger,
+    lost,
     overtaken,
     write,
 )
 from cutline.sinks.staged import check_commit, digest_of, pieces_of
-from cutline.sinks.staging_folder import StagingFolder, check_value_column, values_of
+from cutline.sinks.staging_folder import StagingFolder, check_message, values_of
 from cutline.sources.nats import Connection, Message, StreamState, check_url, read_range, stream_state
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class JetStream:
     def open(self, context: SinkContext) -> None:
         """Make the stream if there is none, check that it will do, and shut out earlier starts of this flow."""
         schema = storable_schema(rows_schema(context))
-        check_value_column(schema, self.value, role="message")
+        check_message(schema, self.value)
         self._schema_ipc = schema.serialize().to_pybytes()
         subject = ledger_subject(self.stream, context.flow, context.sink)
         fresh = Ledger(
@@ -111,11 +112,14 @@ class JetStream:
                 state = self._make_stream(connection)
             self._check_stream(state, subject)
             before = load_ledger(connection, self.stream, subject)
-            self._check_target(state, subject, before)
+            target = _Target(stream=self.stream, created=state.created, subject=subject)
+            self._check_target(target, before)
             if before is not None:
                 self._check_rows(before.ledger, schema)
             self._held = claim_ledger(connection, self.stream, subject, fresh, None)
             self._is_doubtful = False
+        # Only now: where none was ever written, none can be lost.
+        durable.replace(self._staging.file("target.json"), records.encode(_TARGET_KIND, target))
         self._context = context
 
     def stager(self) -> Stager:
@@ -191,20 +195,10 @@ class JetStream:
                 stream=self.stream,
             )
 
-    def _check_target(self, state: StreamState, subject: str, before: Held | None) -> None:
+    def _check_target(self, wanted: _Target, before: Held | None) -> None:
         path = self._staging.file("target.json")
-        wanted = _Target(stream=self.stream, created=state.created, subject=subject)
-        if path.exists():
-            found = records.load(_TARGET_KIND, path, _Target)
-            if before is None or found != wanted:
-                raise SinkError(
-                    "the stream has lost the sink's ledger, or is not the one that the staging folder belongs to: "
-                    "what was published last is not known any more",
-                    next_step="give the sink a new staging folder if the last epoch may be published twice",
-                    stream=self.stream,
-                    path=path,
-                )
-        durable.replace(path, records.encode(_TARGET_KIND, wanted))
+        if path.exists() and (before is None or records.load(_TARGET_KIND, path, _Target) != wanted):
+            raise lost(self.stream)
 
     def _check_rows(self, before: Ledger, schema: pa.Schema) -> None:
         import pyarrow as pa
@@ -266,7 +260,7 @@ class JetStream:
             raise
         if sequence is None:
             self._is_doubtful = True
-            raise overtaken(ledger)
+            raise overtaken(ledger) if load_ledger(connection, self.stream, subject) else lost(self.stream)
         self._held = Held(ledger, sequence)
         return self._held
 

@@ -57,8 +57,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     #: Of a message that ends an epoch: this one.
     ends: Begun | None = None
 
-    def claimed(self) -> Ledger:
-        return msgspec.structs.replace(self, claim=secrets.token_hex(8), ends=None)
+    def claimed(self, claim: str) -> Ledger:
+        return msgspec.structs.replace(self, claim=claim, ends=None)
 
     def with_part(self, epoch: Epoch, digest: str, rows: int) -> Ledger:
         return msgspec.structs.replace(self, begun=Begun(epoch=epoch, digest=digest, rows=rows), ends=None)
@@ -124,13 +124,15 @@ def load_ledger(connection: Connection, stream: str, subject: str) -> Held | Non
 def claim_ledger(connection: Connection, stream: str, subject: str, fresh: Ledger, mine: str | None) -> Held:
     """Shut out whoever wrote before, and return the ledger as it is from now on.
 
-    ``mine``: a claim that must not have been overtaken by somebody else's since; None: this is a new start.
+    ``mine``: a claim that must not have been overtaken by somebody else's since, and is made again: its writer may not
+    have heard of it. None: this is a new start.
     """
+    claim = mine or secrets.token_hex(8)
     for _ in range(_RACES):
         held = load_ledger(connection, stream, subject)
         if mine is not None and (held is None or held.ledger.claim != mine):
-            raise overtaken(fresh)
-        claimed = (held.ledger if held is not None else fresh).claimed()
+            raise overtaken(fresh) if held is not None else lost(stream)
+        claimed = (held.ledger if held is not None else fresh).claimed(claim)
         expected = held.sequence if held is not None else 0
         sequence = write(connection, stream, subject, (), claimed, expected=expected)
         if sequence is not None:
@@ -140,6 +142,15 @@ def claim_ledger(connection: Connection, stream: str, subject: str, fresh: Ledge
 
 def overtaken(ledger: Ledger) -> FencedError:
     return FencedError("a newer start of this flow writes to the stream now", flow=ledger.flow, sink=ledger.sink)
+
+
+def lost(stream: str) -> SinkError:
+    return SinkError(
+        "the stream has lost the sink's ledger, or is not the one that the staging folder belongs to: "
+        "what was published last is not known any more",
+        next_step="give the sink a new staging folder if the last epoch may be published twice",
+        stream=stream,
+    )
 
 
 def write(

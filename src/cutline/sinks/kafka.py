@@ -21,8 +21,16 @@ from cutline.errors import FencedError, InvariantViolation, NotDone, OutcomeUnkn
 from cutline.ids import NO_EPOCH, Epoch, FlowName, SinkId
 from cutline.sinks.arrow_types import differences, rows_schema, storable_schema
 from cutline.sinks.staged import check_commit, digest_of, pieces_of
-from cutline.sinks.staging_folder import StagingFolder, check_value_column, values_of
-from cutline.sources.kafka import bounds_of, client_config, consumer, import_kafka, partitions_of, read_range
+from cutline.sinks.staging_folder import StagingFolder, check_message, check_value_column, values_of
+from cutline.sources.kafka import (
+    Record,
+    client_config,
+    consumer,
+    finished_bounds,
+    import_kafka,
+    partitions_of,
+    read_range,
+)
 
 if TYPE_CHECKING:
     import os
@@ -98,7 +106,7 @@ class Kafka:
     def open(self, context: SinkContext) -> None:
         """Check the topics, shut out earlier starts of this flow, and claim the ledger."""
         schema = storable_schema(rows_schema(context))
-        check_value_column(schema, self.value, role="message")
+        check_message(schema, self.value)
         check_value_column(schema, self.key, role="key")
         self._schema_ipc = schema.serialize().to_pybytes()
         self._staging.enter(context)
@@ -117,6 +125,8 @@ class Kafka:
             claimed = msgspec.structs.replace(before or fresh, claim=secrets.token_hex(8))
             self._transact([], claimed)
             self._ledger = claimed
+            # Only now: where none was ever written, none can be lost.
+            durable.replace(self._staging.file("target.json"), records.encode(_TARGET_KIND, self._target()))
 
     def stager(self) -> Stager:
         return self._staging.stager(self._opened().sink, self._schema_ipc)
@@ -173,20 +183,28 @@ class Kafka:
 
     def _load_ledger(self, context: SinkContext) -> KafkaLedger | None:
         key = f"{context.flow}/{context.sink}".encode()
-        newest: bytes | None = None
+        found: list[tuple[Epoch, int, KafkaLedger]] = []
         with consumer(self.servers) as client:
-            # All messages of one key are in one partition.
             for partition in partitions_of(client, self.servers, self.ledger_topic) or ():
-                bounds = bounds_of(client, self.servers, self.ledger_topic, partition)
+                newest: Record | None = None
+                # Brokers look only now and then which transactions have taken too long.
+                patience_s = 1.5 * self.timeout_s
+                bounds = finished_bounds(client, self.servers, self.ledger_topic, partition, timeout_s=patience_s)
                 for page in read_range(client, self.servers, self.ledger_topic, partition, bounds):
-                    newest = next((one.value for one in reversed(page) if one.key == key), newest)
-        return None if newest is None else records.decode(_LEDGER_KIND, newest, KafkaLedger, path=self.ledger_topic)
+                    newest = next((one for one in reversed(page) if one.key == key), newest)
+                if newest is not None:
+                    ledger = records.decode(_LEDGER_KIND, newest.value or b"", KafkaLedger, path=self.ledger_topic)
+                    found.append((ledger.epoch, newest.timestamp_ms, ledger))
+        # All messages of one key are in one partition, unless the topic has got more of them since.
+        return max(found, key=lambda one: one[:2])[2] if found else None
+
+    def _target(self) -> dict[str, str]:
+        return {"topic": self.topic, "ledger_topic": self.ledger_topic}
 
     def _check_target(self, before: KafkaLedger | None) -> None:
         """Which ledger knows of this sink: a topic that has lost it must not be taken for a new one."""
         path = self._staging.file("target.json")
-        wanted = {"topic": self.topic, "ledger_topic": self.ledger_topic}
-        if path.exists() and (before is None or records.load(_TARGET_KIND, path, dict) != wanted):
+        if path.exists() and (before is None or records.load(_TARGET_KIND, path, dict) != self._target()):
             raise SinkError(
                 "the ledger of the sink is gone, or the staging folder belongs to another topic: "
                 "what was published last is not known any more",
@@ -194,7 +212,6 @@ class Kafka:
                 topic=self.topic,
                 path=path,
             )
-        durable.replace(path, records.encode(_TARGET_KIND, wanted))
 
     def _check_rows(self, before: KafkaLedger, schema: pa.Schema) -> None:
         import pyarrow as pa

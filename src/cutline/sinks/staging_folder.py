@@ -117,6 +117,27 @@ def check_value_column(schema: pa.Schema, column: str | None, *, role: str) -> N
         )
 
 
+def check_message(schema: pa.Schema, column: str | None) -> None:
+    """Refuse rows that cannot be messages: when the first of them is published, it is too late."""
+    check_value_column(schema, column, role="message")
+    for field in schema if column is None else ():
+        if _has_other_keys(field.type):
+            raise SinkError(
+                f"JSON has no maps with such keys: {field.type}",
+                next_step="cast the keys to string, or make the message with to_json and name its column as value",
+                column=field.name,
+            )
+
+
+def _has_other_keys(kind: pa.DataType) -> bool:
+    """Whether there is a map in it whose keys are neither text, bytes, numbers nor times."""
+    import pyarrow as pa
+
+    if pa.types.is_map(kind) and (pa.types.is_nested(kind.key_type) or pa.types.is_boolean(kind.key_type)):
+        return True
+    return any(_has_other_keys(kind.field(index).type) for index in range(kind.num_fields))
+
+
 def values_of(batch: pa.RecordBatch, column: str | None) -> list[bytes]:
     """What each row is as a message: the bytes of a column, or the whole row as JSON."""
     if column is None:

@@ -5,16 +5,28 @@ Spark begins a batch where the offsets of the last committed one say that it end
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cutline import durable
 from cutline.ids import NO_BATCH, BatchId
 from cutline.ports import PlannedSource
 from cutline.ports.inspection import FileProblem
 from cutline.snapshots.closure import last_batches
-from cutline.snapshots.source_check import Today, kind_of, newest_positions
+from cutline.snapshots.source_check import SourceKind, Today, kind_of, newest_positions
 from cutline.snapshots.spark_logs import load_offsets
+
+
+class _Movable(NamedTuple):
+    """A source whose position can be moved."""
+
+    name: str
+    kind: SourceKind
+    moved: Callable[[Sequence[bytes], Today], list[bytes]]
+    #: Where it goes on, after which batch, and where those end that are planned after it.
+    batches: list[BatchId]
+    positions: list[bytes]
 
 
 def lost_ahead(spark_checkpoint_dir: Path, sources: Sequence[PlannedSource] = ()) -> list[FileProblem]:
@@ -22,16 +34,11 @@ def lost_ahead(spark_checkpoint_dir: Path, sources: Sequence[PlannedSource] = ()
 
     ``sources``: what the operator reads now, if that is known.
     """
-    _, committed = last_batches(spark_checkpoint_dir)
-    if committed == NO_BATCH:
-        return []
     problems: list[FileProblem] = []
     newest = newest_positions(spark_checkpoint_dir)
-    for name, position in load_offsets(str(spark_checkpoint_dir), committed).positions.items():
-        folder = spark_checkpoint_dir / "sources" / name
-        kind = kind_of(position, folder)
-        if kind is not None and kind.moved is not None and position is not None:
-            problems += kind.check(position, folder, Today(newest.get(name), sources)).problems
+    for source in _movable(spark_checkpoint_dir):
+        folder = spark_checkpoint_dir / "sources" / source.name
+        problems += source.kind.check(source.positions[0], folder, Today(newest.get(source.name), sources)).problems
     return problems
 
 
@@ -40,21 +47,39 @@ def skip_lost(spark_checkpoint_dir: Path, live_dir: Path, sources: Sequence[Plan
 
     ``sources``: what the operator reads now, if that is known.
     """
-    planned, committed = last_batches(spark_checkpoint_dir)
-    if committed == NO_BATCH:
-        return
-    batches = [BatchId(number) for number in range(committed, planned + 1)]
-    known = [load_offsets(str(spark_checkpoint_dir), batch).positions for batch in batches]
     newest = newest_positions(live_dir)
+    moves = [
+        (batch, before, after)
+        for source in _movable(spark_checkpoint_dir)
+        for batch, before, after in zip(
+            source.batches,
+            source.positions,
+            source.moved(source.positions, Today(newest.get(source.name), sources)),
+            strict=True,
+        )
+        if before != after and batch != NO_BATCH
+    ]
+    # The last batch first: killed on the way, the position that all are moved by still says that they must be.
+    for batch, before, after in sorted(moves, key=lambda move: -move[0]):
+        _replace_position(spark_checkpoint_dir, batch, before, after)
+
+
+def _movable(spark_checkpoint_dir: Path) -> Iterator[_Movable]:
+    planned, committed = last_batches(spark_checkpoint_dir)
+    if planned == NO_BATCH:
+        return
+    batches = [BatchId(number) for number in range(max(committed, 0), planned + 1)]
+    known = [load_offsets(str(spark_checkpoint_dir), batch).positions for batch in batches]
     for name, position in known[0].items():
         kind = kind_of(position, spark_checkpoint_dir / "sources" / name)
-        if kind is None or kind.moved is None or position is None:
+        if kind is None or kind.moved is None or kind.beginning is None or position is None:
             continue
-        old = [there for one in known if (there := one.get(name)) is not None]
-        new = kind.moved(old, Today(newest.get(name), sources))
-        for batch, before, after in zip(batches, old, new, strict=True):
-            if before != after:
-                _replace_position(spark_checkpoint_dir, batch, before, after)
+        positions = [there for one in known if (there := one.get(name)) is not None]
+        if committed == NO_BATCH:
+            # Spark notes no position before the first batch; where that ends says where it began.
+            yield _Movable(name, kind, kind.moved, [NO_BATCH, *batches], [kind.beginning(position), *positions])
+        else:
+            yield _Movable(name, kind, kind.moved, batches, positions)
 
 
 def _replace_position(spark_checkpoint_dir: Path, batch: BatchId, before: bytes, after: bytes) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -48,6 +48,8 @@ class SourceKind(NamedTuple):
     #: (an offset and those of batches planned after it, what is known beside them) → the same, moved to the earliest
     #: that is there. None: there is nothing to move, the source simply goes on without what is gone.
     moved: Callable[[Sequence[bytes], Today], list[bytes]] | None = None
+    #: (any later offset) → where reading began, of which Spark itself keeps nothing. Goes with ``moved``.
+    beginning: Callable[[bytes], bytes] | None = None
     #: What Spark calls it, before it has any offset; empty: it cannot be known by that.
     format: str = ""
 
@@ -80,6 +82,7 @@ def check_sources(
 ) -> SourceReport:
     """``positions``: the offset of every source at the checkpoint; those that only the live folder knows are later.
 
+    A source that had read nothing yet at the checkpoint reads again from where it has begun since.
     ``planned``: what the operator reads now, if that is known.
     """
     if live_dir is None:
@@ -87,9 +90,11 @@ def check_sources(
     problems: list[FileProblem] = []
     notes: list[str] = []
     newest = newest_positions(live_dir)
-    names = sorted({*positions, *_folders(live_dir / "sources")})
+    names = sorted({*positions, *newest, *_folders(live_dir / "sources")})
     for name in names:
         position, folder = positions.get(name), live_dir / "sources" / name
+        if position is None:
+            position = _beginning(newest.get(name), folder)
         kind = kind_of(position, folder)
         if kind is None:
             notes.append(f"source {name} is not guarded: whether its input is still there cannot be known from here")
@@ -113,6 +118,11 @@ def why_not_guarded(source: PlannedSource) -> str | None:
     if any(one.format == source.format for one in SOURCE_KINDS):
         return None
     return "whether its input is still there cannot be known: keep it for as long as a checkpoint may need it"
+
+
+def _beginning(newest: bytes | None, folder: Path) -> bytes | None:
+    kind = None if newest is None else kind_of(newest, folder)
+    return None if kind is None or kind.beginning is None or newest is None else kind.beginning(newest)
 
 
 def newest_positions(live_dir: Path) -> dict[str, bytes | None]:
@@ -187,20 +197,29 @@ def _local_path(uri: str) -> Path | None:
 # ------------------------------------------------------------------------------------------------- servers
 
 
-def _asking(
-    kind: str,
-    format_: str,
-    is_mine: Callable[[bytes | None], bool],
-    check: Callable[[bytes | None, bytes | None], SourceReport],
-    moved: Callable[[Sequence[bytes], bytes | None], list[bytes]],
-) -> SourceKind:
+class _AsksServer(Protocol):
+    """A module that knows the offsets of one kind of server."""
+
+    KIND: str
+
+    def is_mine(self, position: bytes | None) -> bool: ...
+
+    def check(self, position: bytes | None, latest: bytes | None) -> SourceReport: ...
+
+    def moved(self, positions: Sequence[bytes], latest: bytes | None) -> list[bytes]: ...
+
+    def beginning(self, position: bytes) -> bytes: ...
+
+
+def _asking(server: _AsksServer, name: str) -> SourceKind:
     """A kind whose offsets say whom to ask."""
     return SourceKind(
-        kind,
-        lambda position, _: is_mine(position),
-        lambda position, _, today: check(position, today.newest),
-        lambda positions, today: moved(positions, today.newest),
-        format_,
+        name,
+        lambda position, _: server.is_mine(position),
+        lambda position, _, today: server.check(position, today.newest),
+        lambda positions, today: server.moved(positions, today.newest),
+        server.beginning,
+        server.KIND,
     )
 
 
@@ -222,14 +241,15 @@ def _generators(today: Today) -> list[bytes]:
 #: The first kind that recognises a source looks after it.
 SOURCE_KINDS: list[SourceKind] = [
     SourceKind("files", _is_file_source, _check_files),
-    _asking("Kafka", kafka_positions.KIND, kafka_positions.is_mine, kafka_positions.check, kafka_positions.moved),
-    _asking("NATS", nats_positions.KIND, nats_positions.is_mine, nats_positions.check, nats_positions.moved),
-    _asking("PostgreSQL", postgres.KIND, postgres.is_mine, postgres.check, postgres.moved),
+    _asking(kafka_positions, "Kafka"),
+    _asking(nats_positions, "NATS"),
+    _asking(postgres, "PostgreSQL"),
     SourceKind(
         "generator",
         lambda position, _: generator.parse_position(position) is not None,
         _check_generator,
         _move_generator,
+        generator.beginning,
         generator.KIND,
     ),
 ]

@@ -5,6 +5,7 @@ Each is a text file: a line ``v<number>``, then JSON lines. Unknown fields are i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -109,6 +110,14 @@ def parse_offsets(content: bytes, path: str, batch: BatchId) -> Offsets:
     except (ValueError, msgspec.MsgspecError) as error:
         raise damaged("the offsets of a batch cannot be read", path, batch) from error
     return Offsets(conf=conf, positions=positions)
+
+
+def format_offsets(version: bytes, head: bytes, positions: Mapping[str, bytes | None]) -> bytes:
+    """What ``parse_offsets`` reads: the first two lines as they are, then a line for every source."""
+    lines = [_NO_OFFSET if position is None else position for position in positions.values()]
+    if version != b"v1":
+        lines = [b"%b:%b" % (name.encode(), line) for name, line in zip(positions, lines, strict=True)]
+    return b"\n".join([version, head, *lines])
 
 
 def file_position(position: bytes | None) -> int | None:

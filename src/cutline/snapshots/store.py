@@ -31,7 +31,7 @@ from cutline.ports import (
     Tombstone,
 )
 from cutline.ports.inspection import FileProblem
-from cutline.snapshots import replay, skipping
+from cutline.snapshots import beginning, replay, skipping
 from cutline.snapshots.blobs import BlobStore
 from cutline.snapshots.closure import closure, last_batches, verify_files
 from cutline.snapshots.relocate import relocate
@@ -318,6 +318,9 @@ class LocalSnapshotStore:
 
     def _planned(self, spark_checkpoint_dir: Path) -> Sequence[PlannedSource]:
         return self._sources.get(OperatorId(spark_checkpoint_dir.parent.name), ())
+
+    def begin_as_before(self, spark_checkpoint_dir: Path, live_dir: Path) -> None:
+        beginning.begin_as_before(spark_checkpoint_dir, live_dir)
 
     def restore(self, record: OperatorRecord, spark_checkpoint_dir: Path) -> None:
         shutil.rmtree(spark_checkpoint_dir, ignore_errors=True)

@@ -64,6 +64,12 @@ def begin_of(settings: GeneratorSettings) -> GeneratorPosition:
     return GeneratorPosition(seed=settings.seed, keys=settings.keys, first=settings.first, row=0)
 
 
+def beginning(position: bytes) -> bytes:
+    """Where reading began."""
+    found = parse_position(position)
+    return position if found is None else msgspec.json.encode(msgspec.structs.replace(found, row=0))
+
+
 def position_of(offset: Mapping[str, Any]) -> GeneratorPosition:
     return msgspec.convert(offset, GeneratorPosition)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0
 STANDSTILL_S = 30.0
 PAGE = 1_000
+_LOOK_SECONDS = 0.1
 #: A file of librdkafka settings (name=value per line), for everything that is not the address. Secrets belong in there:
 #: an option of a source would end up in plans, offsets and logs.
 CONFIG_FILE = "CUTLINE_KAFKA_CONFIG"
@@ -68,7 +69,7 @@ def client_config(servers: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def consumer(servers: str) -> Iterator[Consumer]:
+def consumer(servers: str, *, isolation: str = "read_committed") -> Iterator[Consumer]:
     """A reader without a group: it takes what it is told to, and commits nothing."""
     kafka = import_kafka()
     made = kafka.Consumer(
@@ -77,7 +78,7 @@ def consumer(servers: str) -> Iterator[Consumer]:
             "group.id": "cutline",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
-            "isolation.level": "read_committed",
+            "isolation.level": isolation,
             # What is asked for is there already: nothing is gained by letting the broker wait for more.
             "fetch.wait.max.ms": 20,
             # An offset that is not there is an error: everything else would pass over rows in silence.
@@ -109,13 +110,37 @@ def bounds_of(client: Consumer, servers: str, topic: str, partition: int) -> Bou
     return Bounds(first, end)
 
 
-def topic_id(servers: str, topic: str) -> str:
-    """Tells a topic from one of the same name that was made later; empty if the broker does not tell (before 2.8)."""
-    kafka = import_kafka()
+def finished_bounds(client: Consumer, servers: str, topic: str, partition: int, *, timeout_s: float) -> Bounds:
+    """What a partition holds, when all of it is finished that is in it now.
+
+    Somebody else's open transaction hides what was committed after it began. Brokers end it in time.
+    """
+    with consumer(servers, isolation="read_uncommitted") as everything:
+        end = bounds_of(everything, servers, topic, partition).end
+    deadline = time.monotonic() + timeout_s
+    while (found := bounds_of(client, servers, topic, partition)).end < end:
+        if time.monotonic() > deadline:
+            raise NotDone(
+                f"an unfinished transaction hides the end of topic {topic}, partition {partition}",
+                next_step="wait until the broker has ended it, then try again",
+                servers=servers,
+            )
+        time.sleep(_LOOK_SECONDS)
+    return found
+
+
+def administrator(servers: str) -> Any:
+    import_kafka()
     from confluent_kafka.admin import AdminClient
 
+    return AdminClient(client_config(servers))
+
+
+def topic_id(servers: str, topic: str, client: Any = None) -> str:
+    """Tells a topic from one of the same name that was made later; empty if the broker does not tell (before 2.8)."""
+    kafka = import_kafka()
     try:
-        futures = AdminClient(client_config(servers)).describe_topics(
+        futures = (client or administrator(servers)).describe_topics(
             kafka.TopicCollection([topic]), request_timeout=TIMEOUT_S
         )
         return str(futures[topic].result().topic_id)

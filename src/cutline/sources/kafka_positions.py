@@ -69,9 +69,13 @@ def lost_between(
             why = "another topic has this name now" if is_other or bounds is not None else "it is not there any more"
             span = f"offsets {first} to {read - 1}" if read > first else f"everything from offset {first} on"
             problems.append(FileProblem(f"{what}: {span}", why, read - first))
-        elif bounds.first > first:
+            continue
+        if bounds.first > first:
             text = f"{what}: offsets {first} to {bounds.first - 1}"
             problems.append(FileProblem(text, "the topic has dropped these messages", bounds.first - first))
+        if bounds.end < read:
+            text = f"{what}: offsets {bounds.end} to {read - 1}"
+            problems.append(FileProblem(text, "the topic is shorter than it was", read - bounds.end))
     return problems
 
 
@@ -92,6 +96,12 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
     return SourceReport(lost_between(there, identity, start, end))
 
 
+def beginning(position: bytes) -> bytes:
+    """Where reading began."""
+    found = parse_position(position)
+    return position if found is None else msgspec.json.encode(msgspec.structs.replace(found, offsets=found.begin))
+
+
 def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
     """The position, and those of batches planned after it, moved to where all can be read that is there."""
     start, *planned = [one for one in map(parse_position, positions) if one is not None]
@@ -103,7 +113,9 @@ def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
             servers=start.servers,
         )
     gone = {problem.path for problem in lost_between(there, identity, start, None)}
-    begin, offsets = dict(start.begin), dict(start.offsets)
+    begin, offsets = (
+        {name: at for name, at in known.items() if name in there} for known in (start.begin, start.offsets)
+    )
     for name, bounds in there.items():
         if name in offsets and any(path.startswith(f"topic {start.topic}, partition {name}:") for path in gone):
             begin[name] = offsets[name] = bounds.first
@@ -111,8 +123,16 @@ def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
     here = msgspec.structs.replace(start, begin=begin, offsets=offsets, topic_id=known)
     result = [here]
     for one in planned:
-        ends = {name: min(max(last, offsets.get(name, last)), there[name].end) for name, last in one.offsets.items()}
-        result.append(msgspec.structs.replace(one, begin={**one.begin, **begin}, offsets=ends, topic_id=known))
+        if identity and one.topic_id and one.topic_id != identity:
+            result.append(here)  # what was planned in the other topic is nothing in this one
+            continue
+        begins = {name: max(one.begin[name], there[name].first) for name in one.offsets if name in there} | begin
+        ends = {
+            name: min(max(one.offsets[name], offsets.get(name, first)), there[name].end)
+            for name, first in begins.items()
+            if name in one.offsets
+        }
+        result.append(msgspec.structs.replace(one, begin=begins, offsets=ends, topic_id=known))
     return [msgspec.json.encode(one) for one in result]
 
 

@@ -24,8 +24,11 @@ T = TypeVar("T")
 
 #: How long the server may take to answer one request.
 TIMEOUT_S = 5.0
-#: A reader asks for so many messages at once.
+#: A reader asks for so many messages at once, and for so many bytes: a server cuts off whoever lets 64 MB pile up.
 PAGE = 1_000
+_PAGE_BYTES = 16 << 20
+#: It begins with so many, as long as it does not know how large they are, and grows by this.
+_FIRST_PAGE, _GROWTH = 16, 8
 #: A range is read on after a lost connection; so often without a single message in between.
 _TRIES = 3
 #: An abandoned consumer is forgotten by the server after this long.
@@ -56,6 +59,7 @@ class StreamState(NamedTuple):
 
     def messages_between(self, first: int, end: int) -> int:
         """How many messages there are in [first, end), which the stream reaches back to."""
+        end = min(end, self.end)
         return max(end - first, 0) - sum(first <= sequence < end for sequence in self.deleted)
 
 
@@ -317,8 +321,11 @@ def _pages(
 
     context, consumer, subscription = connection._do(begin)
     pending = consumer.num_pending
+    most = _FIRST_PAGE
     while pending:
-        found: list[Msg] = connection._do(_fetching(subscription, min(PAGE, pending), connection.timeout_s))
+        found: list[Msg] = connection._do(_fetching(subscription, min(most, pending), connection.timeout_s))
+        largest = max(len(one.data) for one in found)
+        most = max(min(PAGE, most * _GROWTH, _PAGE_BYTES // max(largest, 1)), 1)
         messages = [_message(one) for one in found]
         pending = messages[-1][1]
         page = [message for message, _ in messages if message.sequence < end]

@@ -54,10 +54,14 @@ def where_batch_begins(start: NatsPosition, end: NatsPosition) -> NatsPosition:
     """
     if (start.begin, start.created) == (end.begin, end.created):
         return start
-    return msgspec.structs.replace(end, sequence=end.begin, messages=0)
+    return _begun(end)
 
 
-def lost_between(state: StreamState | None, start: NatsPosition, end: NatsPosition | None) -> FileProblem | None:
+def _begun(position: NatsPosition) -> NatsPosition:
+    return msgspec.structs.replace(position, sequence=position.begin, messages=0)
+
+
+def lost_between(state: StreamState | None, start: NatsPosition, end: NatsPosition | None) -> list[FileProblem]:
     """What of [start, end) the stream does not hold any more; ``end`` None: nobody knows how far it was read."""
     name = f"stream {start.stream}"
     last = None if end is None or end.created != start.created else end
@@ -65,27 +69,34 @@ def lost_between(state: StreamState | None, start: NatsPosition, end: NatsPositi
         why = "it is not there any more" if state is None else "another stream has this name now"
         if last is None or last.sequence <= start.sequence:
             # Nothing is known to be lost, and still: what comes next is not what would have come.
-            return FileProblem(f"{name}: everything from sequence {start.sequence} on", f"{why}", 0)
+            return [FileProblem(f"{name}: everything from sequence {start.sequence} on", f"{why}", 0)]
         count = last.messages - start.messages
-        return FileProblem(f"{name}: sequences {start.sequence} to {last.sequence - 1}", f"{why}", count)
-    if state.first > start.sequence:
-        text = f"{name}: sequences {start.sequence} to {state.first - 1}"
-        return FileProblem(text, "the stream has dropped these messages", state.first - start.sequence)
-    if last is None:
-        return None
-    expected = last.messages - start.messages
-    there = state.messages_between(start.sequence, last.sequence)
-    if there < expected:
-        text = f"{name}: {expected - there} of the sequences {start.sequence} to {last.sequence - 1}"
-        return FileProblem(text, "these messages were deleted", expected - there)
-    return None
+        return [FileProblem(f"{name}: sequences {start.sequence} to {last.sequence - 1}", f"{why}", count)]
+    problems = []
+    reached = start.sequence if last is None else max(start.sequence, last.sequence)
+    first = max(start.sequence, state.first)
+    if first > start.sequence:
+        text = f"{name}: sequences {start.sequence} to {first - 1}"
+        problems.append(FileProblem(text, "the stream has dropped these messages", first - start.sequence))
+    if state.end < reached:
+        text = f"{name}: sequences {state.end} to {reached - 1}"
+        why = "the stream was set back behind them, and gives their sequences to others"
+        problems.append(FileProblem(text, why, reached - state.end))
+    if last is not None:
+        # At most so many of those that were read are explained by the above.
+        dropped = min(first, reached) - start.sequence + max(reached - max(state.end, first), 0)
+        deleted = last.messages - start.messages - dropped - state.messages_between(first, reached)
+        if deleted > 0:
+            text = f"{name}: {deleted} of the sequences {first} to {min(reached, state.end) - 1}"
+            problems.append(FileProblem(text, "these messages were deleted", deleted))
+    return problems
 
 
-def refuse_lost(problem: FileProblem | None) -> None:
+def refuse_lost(problems: Sequence[FileProblem]) -> None:
     """For the reader: nothing is passed over in silence."""
-    if problem is not None:
+    if problems:
         raise LostInputError(
-            f"{problem.path} cannot be read: {problem.problem}",
+            f"{problems[0].path} cannot be read: {problems[0].problem}",
             next_step='restore a checkpoint after it, or start with missing_input = "continue" to go on without it',
         )
 
@@ -103,8 +114,13 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
     if start is None:
         return SourceReport()
     end = parse_position(latest)
-    problem = lost_between(_look(start, end), start, end)
-    return SourceReport([problem] if problem else [])
+    return SourceReport(lost_between(_look(start, end), start, end))
+
+
+def beginning(position: bytes) -> bytes:
+    """Where reading began."""
+    found = parse_position(position)
+    return position if found is None else msgspec.json.encode(_begun(found))
 
 
 def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
@@ -117,12 +133,13 @@ def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
             next_step="make the stream again, then start again",
             url=start.url,
         )
-    if state.created != start.created or state.first > start.sequence:
-        first = state.first
-        start = msgspec.structs.replace(start, created=state.created, begin=first, sequence=first)
+    here = start.sequence if state.created == start.created else state.first
+    here = min(max(here, state.first), state.end)
+    if (state.created, here) != (start.created, start.sequence):
+        start = msgspec.structs.replace(start, created=state.created, begin=here, sequence=here)
     result = [start]
     for one in planned:
-        end = max(one.sequence, start.sequence) if one.created == state.created else start.sequence
+        end = min(max(one.sequence, here), state.end) if one.created == state.created else here
         messages = start.messages + state.messages_between(start.sequence, end)
         result.append(msgspec.structs.replace(start, sequence=end, messages=messages))
     return [msgspec.json.encode(one) for one in result]

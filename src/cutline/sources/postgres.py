@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
 
 KIND = "cutline_postgres"
+#: How the owner of a lock is called if it is a transaction that was prepared before the server was last started.
+_NAMELESS = "-1/"
+#: A table, and those that rows are put into it through: such an insert may hold its key before it touches the table.
+_WITH_PARENTS = (
+    "(SELECT to_regclass(%(table)s)::oid UNION SELECT relid FROM pg_partition_ancestors(to_regclass(%(table)s)))"
+)
 _WRITING = ("RowExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 
 
@@ -50,6 +56,10 @@ class Writers(NamedTuple):
     highest: int | None
     writers: frozenset[str]
 
+    def are_gone(self, now: Writers) -> bool:
+        """Whether none of these is among those who are writing now, perhaps under another name."""
+        return not any(one in self.writers or one.startswith(_NAMELESS) for one in now.writers)
+
 
 def parse_position(position: bytes | None) -> PostgresPosition | None:
     """None: the offset of another source, or of none."""
@@ -68,7 +78,11 @@ def where_batch_begins(start: PostgresPosition, end: PostgresPosition) -> Postgr
     """Of the first batch of a query the beginning is asked for anew at each try; the end remembers it."""
     if (start.begin, start.table_id) == (end.begin, end.table_id):
         return start
-    return msgspec.structs.replace(end, key=end.begin, rows=0)
+    return _begun(end)
+
+
+def _begun(position: PostgresPosition) -> PostgresPosition:
+    return msgspec.structs.replace(position, key=position.begin, rows=0)
 
 
 def import_psycopg() -> Any:
@@ -102,19 +116,49 @@ def connect(url: str) -> Connection:
 def table_id(connection: Connection, table: str) -> int | None:
     """None: there is no such table. Raises ConfigError if it is none that can be read by key."""
     found = connection.execute(
-        "SELECT oid::bigint, relkind::text, pg_is_in_recovery() FROM pg_class WHERE oid = to_regclass(%s)", [table]
+        "SELECT oid::bigint, relkind::text, pg_is_in_recovery(), "
+        "EXISTS (SELECT FROM pg_inherits WHERE inhparent = oid) FROM pg_class WHERE oid = to_regclass(%s)",
+        [_quoted(connection, table)],
     ).fetchone()
     if found is None:
         return None
-    number, kind, is_standby = found
+    number, kind, is_standby, has_children = found
     if kind != "r":
         raise ConfigError(
             f"{table} is no ordinary table: who is writing to it cannot be seen",
             next_step="read the single partitions, or the table behind the view",
         )
+    if has_children:
+        raise ConfigError(
+            f"other tables inherit from {table}: who is writing to them cannot be seen",
+            next_step="read the single tables",
+        )
     if is_standby:
         raise ConfigError("a standby does not show who is writing", next_step="read from the primary server")
     return int(number)
+
+
+def check_keys(connection: Connection, table: str, key: str) -> None:
+    """Refuse a table if a session may hold back keys that are lower than those of others."""
+    found = connection.execute(
+        "SELECT s.seqrelid::regclass::text FROM pg_sequence s JOIN pg_depend d ON s.seqrelid IN (d.objid, d.refobjid) "
+        f"JOIN pg_attribute a ON a.attname = %(key)s AND a.attrelid IN {_WITH_PARENTS} "
+        "LEFT JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum "
+        "WHERE (s.seqcache > 1 OR s.seqincrement < 0 OR s.seqcycle) AND ("
+        # It belongs to the column, or the column's default asks it.
+        "(d.classid, d.objid, d.refclassid, d.refobjid, d.refobjsubid) "
+        "= ('pg_class'::regclass, s.seqrelid, 'pg_class'::regclass, a.attrelid, a.attnum) OR "
+        "(d.classid, d.objid, d.refclassid, d.refobjid) "
+        "= ('pg_attrdef'::regclass, f.oid, 'pg_class'::regclass, s.seqrelid))",
+        {"table": _quoted(connection, table), "key": key},
+    ).fetchone()
+    if found is not None:
+        raise ConfigError(
+            f"the keys do not come in order: sequence {found[0]} hands them out in blocks, downwards or in a circle",
+            next_step=f"ALTER SEQUENCE {found[0]} CACHE 1 INCREMENT BY 1 NO CYCLE; then start the writers again",
+            table=table,
+            key=key,
+        )
 
 
 def look(connection: Connection, table: str, key: str) -> Writers:
@@ -125,10 +169,10 @@ def look(connection: Connection, table: str, key: str) -> Writers:
         sql.SQL("SELECT max({key})::bigint FROM {table}").format(key=sql.Identifier(key), table=identifier(table))
     ).fetchone()
     writers = connection.execute(
-        "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND granted AND mode = ANY(%s) "
-        "AND relation = to_regclass(%s) AND pid IS DISTINCT FROM pg_backend_pid() "
+        "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND granted AND mode = ANY(%(writing)s) "
+        f"AND relation IN {_WITH_PARENTS} AND pid IS DISTINCT FROM pg_backend_pid() "
         "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
-        [list(_WRITING), table],
+        {"writing": list(_WRITING), "table": _quoted(connection, table)},
     ).fetchall()
     return Writers(highest[0] if highest else None, frozenset(one for (one,) in writers))
 
@@ -149,6 +193,12 @@ def identifier(table: str) -> Any:
     from psycopg import sql
 
     return sql.Identifier(*table.split("."))
+
+
+def _quoted(connection: Connection, table: str) -> str:
+    """As to_regclass must be given it, so that it means the same table as a query does."""
+    quoted: str = identifier(table).as_string(connection)
+    return quoted
 
 
 def lost_between(connection: Connection, start: PostgresPosition, end: PostgresPosition | None) -> FileProblem | None:
@@ -185,6 +235,12 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
         problem = lost_between(connection, start, end)
     notes = [] if end is not None else ["is not guarded against deleted rows: nothing says how far it had read"]
     return SourceReport([problem] if problem else [], notes)
+
+
+def beginning(position: bytes) -> bytes:
+    """Where reading began."""
+    found = parse_position(position)
+    return position if found is None else msgspec.json.encode(_begun(found))
 
 
 def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:

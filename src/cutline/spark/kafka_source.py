@@ -63,12 +63,15 @@ class KafkaReader(DataSourceStreamReader):
             raise ValueError(f"max_per_batch is {text!r}: use a whole number above zero")
         self._most = int(text)
         self._client: Any = None
+        self._administrator: Any = None
+        #: The newest batch.
+        self._planned: tuple[Any, Any] | None = None
         self._close = contextlib.ExitStack()
 
     def __getstate__(self) -> dict[str, Any]:
         """Travels to executors without its connection."""
         kept = {name: value for name, value in self.__dict__.items() if name != "_close"}
-        return kept | {"_client": None}
+        return kept | {"_client": None, "_administrator": None, "_planned": None}
 
     # ------------------------------------------------------------------ driver
 
@@ -86,7 +89,7 @@ class KafkaReader(DataSourceStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         at = self._position(start)
         there = self._look()
-        self._refuse_lost(there, at)
+        self._refuse_lost(there, "", at, at)
         # A partition that was added later is read from its beginning.
         begin = {**{name: one.first for name, one in there.items()}, **at.begin}
         offsets = {name: at.offsets.get(name, begin[name]) for name in there}
@@ -98,18 +101,27 @@ class KafkaReader(DataSourceStreamReader):
             left -= taken
         if offsets == at.offsets:
             return start
-        offset: dict[str, Any] = at.as_json()
-        return offset | {"servers": self._servers, "begin": begin, "offsets": offsets}
+        # Asked only now: as long as there is nothing to read, it does not matter whose it would be.
+        self._refuse_lost(there, self._identity(at), at, at)
+        offset: dict[str, Any] = at.as_json() | {"servers": self._servers, "begin": begin, "offsets": offsets}
+        self._planned = (at, self._position(offset))
+        return offset
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        import msgspec
+
         from cutline.sources.kafka_positions import ranges
 
-        found = ranges(self._position(start), self._position(end))
+        first, last = self._position(start), self._position(end)
+        found = ranges(first, last)
+        if self._planned != (first, last):
+            begin = msgspec.structs.replace(last, offsets={str(number): one.first for number, one in found.items()})
+            self._refuse_lost(self._look(), self._identity(last), begin, last)
         return [OffsetRange(number, one.first, one.end) for number, one in sorted(found.items()) if one.end > one.first]
 
     def stop(self) -> None:
         self._close.close()
-        self._client = None
+        self._client = self._administrator = None
 
     def _position(self, offset: dict[str, Any]) -> Any:
         from cutline.sources.kafka_positions import position_of
@@ -132,11 +144,21 @@ class KafkaReader(DataSourceStreamReader):
             raise ValueError(f"there is no topic {self._topic} at {self._servers}: create it, then start again")
         return {str(one): bounds_of(self._client, self._servers, self._topic, one) for one in numbers}
 
-    def _refuse_lost(self, there: dict[str, Bounds], at: Any) -> None:
+    def _identity(self, at: Any) -> str:
+        """Which topic of this name there is now; empty: nobody can tell, or could when reading began."""
+        from cutline.sources.kafka import administrator, topic_id
+
+        if not at.topic_id:
+            return ""
+        if self._administrator is None:
+            self._administrator = administrator(self._servers)
+        return topic_id(self._servers, self._topic, self._administrator)
+
+    def _refuse_lost(self, there: dict[str, Bounds], identity: str, first: Any, last: Any) -> None:
         from cutline.errors import LostInputError
         from cutline.sources.kafka_positions import lost_between
 
-        problems = lost_between(there, "", at, at)
+        problems = lost_between(there, identity, first, last)
         if problems:
             raise LostInputError(
                 f"{problems[0].path} cannot be read: {problems[0].problem}",

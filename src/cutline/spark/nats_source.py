@@ -27,11 +27,11 @@ SCHEMA = "sequence long, subject string, data binary, published_at timestamp, he
 class SequenceRange(InputPartition):
     """What one task reads."""
 
-    def __init__(self, first: int, end: int, created: str, messages: int | None) -> None:
+    def __init__(self, first: int, end: int, created: str, messages: int) -> None:
         self.first = first
         self.end = end
         self.created = created
-        #: How many there must be; None: only those of a subject are read, and nobody has counted them.
+        #: How many there must be, of any subject.
         self.messages = messages
 
 
@@ -119,7 +119,7 @@ class NatsReader(DataSourceStreamReader):
         count = max(min(self._partitions, length), 1)
         edges = [first.sequence + length * index // count for index in range(count + 1)]
         return [
-            SequenceRange(a, b, first.created, None if self._subject else state.messages_between(a, b))
+            SequenceRange(a, b, first.created, state.messages_between(a, b))
             for a, b in itertools.pairwise(edges)
             if b > a
         ]
@@ -169,11 +169,14 @@ class NatsReader(DataSourceStreamReader):
                 count += len(page)
                 yield _record_batch(page)
             # Only now: what was dropped or deleted meanwhile is missing in what was read.
-            state = stream_state(connection, self._stream, with_deleted=False)
+            state = stream_state(connection, self._stream, with_deleted=bool(self._subject))
         what = f"stream {self._stream}: sequences {partition.first} to {partition.end - 1}"
         if state is None or state.created != partition.created:
             raise ValueError(f"{what} cannot be read: the stream was removed or made again meanwhile")
-        if state.first > partition.first or (partition.messages is not None and count != partition.messages):
+        if self._subject:
+            # Those of the other subjects were not read: the stream tells how many there are.
+            count = state.messages_between(partition.first, partition.end)
+        if state.first > partition.first or count != partition.messages:
             raise ValueError(
                 f"{what} cannot be read: {count} messages were found, {partition.messages} expected, "
                 f"and the stream begins with {state.first} now"

@@ -53,14 +53,14 @@ class PostgresSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        from cutline.sources.postgres import connect
+        from cutline.sources.postgres import connect, identifier
 
         url, table = _needed(self.options, "url"), _needed(self.options, "table")
         with connect(url) as connection:
             columns = connection.execute(
                 "SELECT a.attname, t.typname, a.atttypmod FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
                 "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-                [table],
+                [identifier(table).as_string(connection)],
             ).fetchall()
         if not columns:
             raise ValueError(f"there is no table {table}")
@@ -88,14 +88,16 @@ class PostgresReader(DataSourceStreamReader):
         #: Seen, but somebody was still writing.
         self._waiting: Writers | None = None
         self._reached = _LOWEST
+        self._has_checked_keys = False
 
     # ------------------------------------------------------------------ driver
 
     def initialOffset(self) -> dict[str, Any]:
-        from cutline.sources.postgres import PostgresPosition, look
+        from cutline.sources.postgres import PostgresPosition, check_keys, look
 
         with self._connected() as connection:
             identity = self._table_id(connection)
+            check_keys(connection, self._table, self._key)
             key = {"earliest": _LOWEST}.get(self._start)
             if self._start == "latest":
                 highest = look(connection, self._table, self._key).highest
@@ -122,11 +124,15 @@ class PostgresReader(DataSourceStreamReader):
 
     def _settled(self, connection: Connection) -> int:
         """The highest key below which nothing can appear any more."""
-        from cutline.sources.postgres import look
+        from cutline.sources.postgres import check_keys, look
 
+        if not self._has_checked_keys:
+            check_keys(connection, self._table, self._key)
+            self._has_checked_keys = True
         now = look(connection, self._table, self._key)
-        if self._waiting is not None and not self._waiting.writers & now.writers:
-            self._reached, self._waiting = max(self._reached, self._waiting.highest or _LOWEST), None
+        waiting = self._waiting
+        if waiting is not None and waiting.highest is not None and waiting.are_gone(now):
+            self._reached, self._waiting = max(self._reached, waiting.highest), None
         if not now.writers:
             self._reached = max(self._reached, _LOWEST if now.highest is None else now.highest)
         elif self._waiting is None and now.highest is not None and now.highest > self._reached:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -46,6 +47,17 @@ class NatsServer(ServerProcess):
             "max_pending: 64MB\n"
         )
         return [str(_program()), "-c", str(config)]
+
+    def copy_data(self) -> Path:
+        """A backup of its streams as they are, to be taken while it does not run."""
+        copy = self._folder / f"copy-{next(_fresh_numbers)}"
+        shutil.copytree(self._folder / "data", copy)
+        return copy
+
+    def replace_data(self, copy: Path) -> None:
+        """Go back to a backup; everything since is gone. While it does not run."""
+        shutil.rmtree(self._folder / "data")
+        shutil.copytree(copy, self._folder / "data")
 
     def _is_ready(self) -> bool:
         """It opens its port when JetStream has read its streams, and says first what it can do."""

@@ -97,6 +97,7 @@ def test_a_region_that_goes_back_while_the_flow_runs_gives_it_up_too(
     answer(monkeypatch, "lost_input", [LOST])
     flow.fail(NUMBERS)
     assert skipped == [NUMBERS]
+    assert [one["what"] for one in flow.run.status()["recovery"]["lost_input"]] == [LOST.what]
     assert flow.snapshots.generations()[-1].lost_input == [LOST]
     assert b'operator="numbers"} 221.0' in generate_latest(flow.run.metrics.registry)
     flow.stop()
@@ -116,4 +117,30 @@ def test_what_was_dropped_before_it_was_read_is_missed_by_a_flow_that_resumes(
     answer(monkeypatch, "lost_ahead", NotDone("the NATS server cannot be reached"))
     flow = SparklessFlow(tmp_path)
     assert "cannot be reached" in flow.run.status()["recovery"]["problems"][0], "its query waits for the server"
+    flow.stop()
+
+
+def test_a_start_that_dies_before_it_is_written_down_does_not_forget_what_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointed(tmp_path)
+    is_moved = [False]
+
+    def lost_ahead(_: LocalSnapshotStore, operator: str, __: Path) -> list[LostInput]:
+        return [LOST] if operator == NUMBERS and not is_moved[0] else []
+
+    def skip(*_: object) -> None:
+        is_moved[0] = True
+
+    def die(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalSnapshotStore, "lost_ahead", lost_ahead)
+    monkeypatch.setattr(LocalSnapshotStore, "skip_lost_input", skip)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalSnapshotStore, "create_generation", die)
+        with pytest.raises(KeyboardInterrupt):
+            SparklessFlow(tmp_path, missing_input="continue")
+    flow = SparklessFlow(tmp_path, missing_input="continue")
+    assert is_moved[0] and flow.snapshots.generations()[-1].lost_input == [LOST]
     flow.stop()

@@ -135,6 +135,44 @@ def test_a_write_without_an_answer_leaves_every_row_once(
     assert [one.epoch for one in published(tmp_path)] == [1, 2]
 
 
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_first_start_that_fails_half_way_is_no_lost_ledger(
+    tmp_path: Path, lost_answers: list[bool], happened: bool
+) -> None:
+    lost_answers.append(happened)
+    with pytest.raises(OutcomeUnknown):
+        start(tmp_path)
+    case = start(tmp_path)
+    case.publish(1, 0, rows(1))
+    assert raw_ids(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_several_answers_that_are_lost_in_a_row_are_no_newer_start(
+    tmp_path: Path, lost_answers: list[bool], happened: bool
+) -> None:
+    case = start(tmp_path)
+    staged = case.stage(0, rows(1, 2))
+    permit = case.permit(1, [staged])
+    lost_answers += [happened, True, False, True]
+    for _ in range(4):
+        with pytest.raises(OutcomeUnknown):
+            case.sink.commit(permit, [staged], {})
+    case.sink.commit(permit, [staged], {})
+    assert raw_ids(tmp_path) == [1, 2]
+
+
+def test_a_ledger_that_was_dropped_while_the_flow_runs_is_called_lost(tmp_path: Path) -> None:
+    case = start(tmp_path)
+    case.publish(1, 0, rows(1))
+    with Stream(os.environ[URL], stream_of(tmp_path), subjects=None) as stream:
+        stream.purge(below=100)
+    for _ in range(2):
+        with pytest.raises(SinkError, match="lost the sink's ledger"):
+            case.publish(2, 1, rows(2))
+    assert raw_ids(tmp_path) == []
+
+
 def test_a_writer_that_was_thought_dead_publishes_nothing_more(tmp_path: Path) -> None:
     """Without the ledger's fence it would publish again what its successor did, once the duplicate window is over."""
     case = start(tmp_path)
@@ -193,6 +231,15 @@ def test_a_column_may_be_the_message(tmp_path: Path) -> None:
         start(tmp_path, value="nobody")
     with pytest.raises(SinkError, match="text or bytes"):
         start(tmp_path, value="id")
+
+
+def test_rows_that_json_cannot_hold_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    """Otherwise the first checkpoint with such a row could never be published."""
+    for keys in (pa.bool_(), pa.struct([("x", pa.int32())]), pa.list_(pa.int32())):
+        schema = pa.schema([("id", pa.int64()), ("deep", pa.list_(pa.struct([("m", pa.map_(keys, pa.int64()))])))])
+        with pytest.raises(SinkError, match="JSON has no maps with such keys"):
+            start(tmp_path, schema)
+    start(tmp_path, pa.schema([("id", pa.int64()), ("days", pa.map_(pa.date32(), pa.int64()))]))
 
 
 def test_a_stream_that_will_not_do_is_refused_with_what_to_change(tmp_path: Path) -> None:

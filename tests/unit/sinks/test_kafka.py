@@ -7,18 +7,21 @@ producer of the same transactional id shuts out the one before.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
-from cutline.errors import FencedError, OutcomeUnknown, SinkError
+from cutline.errors import FencedError, NotDone, OutcomeUnknown, SinkError
 from cutline.ids import Epoch
 from cutline.sinks import Kafka
+from cutline.sources.kafka import Bounds, bounds_of, consumer
 from cutline.testing.sink_conformance import SIMPLE, Case, Row, SinkConformance, rows
 from tests.support.kafka_mock import MockKafka
 
@@ -126,6 +129,69 @@ def test_a_lost_ledger_is_not_taken_for_a_new_target(tmp_path: Path, kafka: Mock
         Kafka(kafka.servers, topic_of(tmp_path), staging=tmp_path / "staging", ledger_topic="another-ledger").open(
             TestKafka().context()
         )
+
+
+def test_a_first_start_that_fails_half_way_is_no_lost_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise NotDone("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Kafka, "_transact", broken)
+        with pytest.raises(NotDone):
+            start(tmp_path)
+    start(tmp_path).publish(1, 0, rows(1))
+    assert TestKafka().ids(tmp_path) == [1]
+
+
+def test_a_ledger_behind_an_open_transaction_of_others_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers of committed messages see nothing behind it: what is committed there would be published twice."""
+    case = start(tmp_path)
+    staged = case.stage(0, rows(1))
+    permit = case.commit(1, staged)
+    sees_all: list[Any] = []
+    stalled_looks = [3]
+
+    @contextlib.contextmanager
+    def noted(servers: str, *, isolation: str) -> Iterator[Any]:
+        with consumer(servers, isolation=isolation) as client:
+            sees_all.append(client)
+            yield client
+
+    def stalled(client: Any, servers: str, topic: str, partition: int) -> Bounds:
+        """The mock cluster does not know of it: as it is until the broker ends the other transaction."""
+        found = bounds_of(client, servers, topic, partition)
+        if client in sees_all or found.end < 2 or not stalled_looks[0]:
+            return found
+        stalled_looks[0] -= 1
+        return Bounds(found.first, 1)
+
+    monkeypatch.setattr("cutline.sources.kafka.consumer", noted)
+    monkeypatch.setattr("cutline.sources.kafka.bounds_of", stalled)
+    again = make(tmp_path)
+    again.open(case.context)
+    again.commit(permit, [staged], {})
+    assert again.published() == 1 and stalled_looks == [0]
+    stalled_looks[0] = 1_000_000
+    again.timeout_s = 0.2
+    with pytest.raises(NotDone, match="unfinished transaction"):
+        again.published()
+
+
+def test_the_newest_ledger_counts_if_the_ledger_topic_got_more_partitions(tmp_path: Path, kafka: MockKafka) -> None:
+    case = start(tmp_path)
+    topic = f"{topic_of(tmp_path)}-ledger"
+    old = kafka.records(topic)[-1]
+    staged = case.stage(0, rows(1))
+    permit = case.commit(1, staged)
+    for partition in range(4):  # an older one in every other partition
+        if kafka.partition_of(topic, old) != partition:
+            kafka.publish_record(topic, old, partition=partition)
+    again = make(tmp_path)
+    again.open(case.context)
+    again.commit(permit, [staged], {})
+    assert TestKafka().ids(tmp_path) == [1]
 
 
 def test_rewinding_is_refused(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cutline import durable
 from cutline.errors import LostInputError, NotDone
 from cutline.ids import OperatorId
 from cutline.snapshots.skipping import lost_ahead, skip_lost
@@ -94,6 +96,12 @@ def test_messages_deleted_in_between_are_counted(read: Read) -> None:
     assert read.lost(4) == []
 
 
+def test_all_that_is_gone_is_named_and_not_only_the_beginning(read: Read) -> None:
+    read.stream.purge(below=6)
+    read.stream.delete(9)
+    assert read.lost(1) == [("sequences 5 to 5", 1), ("1 of the sequences 6 to 10", 1)]
+
+
 def test_a_stream_of_the_same_name_is_not_the_same_stream(read: Read) -> None:
     read.stream.remove()
     assert read.lost(1) == [("sequences 5 to 10", 6)]
@@ -101,6 +109,13 @@ def test_a_stream_of_the_same_name_is_not_the_same_stream(read: Read) -> None:
     read.stream.publish(*range(20))
     assert read.lost(1) == [("sequences 5 to 10", 6)]
     assert read.lost(4) == [("everything from sequence 11 on", 0)]
+
+
+def test_what_was_read_since_a_checkpoint_before_the_first_batch_is_missed_too(read: Read) -> None:
+    assert check_sources({}, read.live).problems == []
+    read.stream.purge(below=4)
+    (problem,) = check_sources({}, read.live).problems
+    assert problem.path.endswith("sequences 1 to 3")
 
 
 def test_without_the_live_directory_the_stream_alone_is_asked(read: Read, tmp_path: Path) -> None:
@@ -130,7 +145,7 @@ def test_a_server_that_cannot_be_reached_is_an_error_and_not_fine(tmp_path: Path
 def keep_up_to(live: Path, batch: int) -> None:
     """As a restore to this batch leaves the directory."""
     for folder in ("offsets", "commits"):
-        for path in (live / folder).iterdir():
+        for path in (live / folder).glob("*"):
             if int(path.name) > batch:
                 path.unlink()
 
@@ -156,6 +171,64 @@ def test_a_stream_that_was_made_again_is_read_from_its_beginning(read: Read) -> 
     read.stream.publish(*"abc")
     skip_lost(read.live, read.live)
     assert read.rest(4) == [1, 2, 3]
+
+
+def test_positions_that_were_moved_half_way_are_moved_to_the_end(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between two files: what Spark has committed and what it has planned must not be of two streams."""
+    read = Read(nats_server, tmp_path, committed=2)
+    with read.stream:
+        (tmp_path / "offsets/4").unlink()
+        read.stream.remove()
+        read.stream.make()
+        read.stream.publish(*"abc")
+        with monkeypatch.context() as patch:
+            replace, replaced = durable.replace, []
+
+            def die_at_the_second(path: Path, content: bytes) -> None:
+                replaced.append(path)
+                if len(replaced) > 1:
+                    raise KeyboardInterrupt
+                replace(path, content)
+
+            patch.setattr("cutline.snapshots.skipping.durable.replace", die_at_the_second)
+            with pytest.raises(KeyboardInterrupt):
+                skip_lost(read.live, read.live)
+        assert lost_ahead(read.live), "the next start sees that there is something to do"
+        skip_lost(read.live, read.live)
+        start, end = read.position(2), read.position(3)
+        reader = read.reader()
+        assert reader.partitions(start, end) == []
+        reader.stop()
+        assert read.rest(3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_remade", [False, True])
+def test_a_first_batch_that_was_planned_and_not_run_is_planned_over_what_is_left(
+    nats_server: NatsServer, tmp_path: Path, is_remade: bool
+) -> None:
+    read = Read(nats_server, tmp_path)
+    with read.stream:
+        shutil.rmtree(tmp_path / "commits")
+        keep_up_to(read.live, 0)
+        assert lost_ahead(read.live) == []
+        if is_remade:
+            read.stream.remove()
+            read.stream.make()
+            read.stream.publish(*"abc")
+        else:
+            read.stream.purge(below=2)
+        (problem,) = lost_ahead(read.live)
+        assert problem.path.endswith("sequences 1 to 2" if is_remade else "sequences 1 to 1")
+        skip_lost(read.live, read.live)
+        assert lost_ahead(read.live) == []
+        reader = read.reader()
+        parts = reader.partitions(reader.initialOffset(), read.position(0))
+        found = [row for part in parts for rows in reader.read(part) for row in rows.column("sequence").to_pylist()]
+        reader.stop()
+        assert found == ([] if is_remade else [2])
+        assert read.rest(0) == ([1, 2, 3] if is_remade else list(range(3, 11)))
 
 
 def test_a_batch_that_was_planned_and_not_run_is_planned_over_what_is_left(

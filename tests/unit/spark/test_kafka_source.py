@@ -132,6 +132,61 @@ def test_the_guard_asks_the_brokers(kafka: MockKafka, tmp_path: Any, identity: d
     assert back["topic_id"] == "second" and back["offsets"]["0"] == 0
 
 
+def test_a_batch_planned_in_a_topic_that_is_gone_takes_nothing_of_the_new_one(
+    kafka: MockKafka, identity: dict[str, str]
+) -> None:
+    """Its output may be in the log already: what it would read now would be thrown away."""
+    kafka.publish("remade", *range(9))
+    one = reader(kafka, "remade", max_per_batch=4)
+    first = one.latestOffset(one.initialOffset(), None)
+    second = one.latestOffset(first, None)
+    one.stop()
+    identity["id"] = "second"
+    here, planned = (json.loads(each) for each in moved([json.dumps(each).encode() for each in (first, second)], None))
+    again = reader(kafka, "remade")
+    assert rows(again, here, planned) == [] and here["offsets"] == planned["offsets"] == dict.fromkeys("0123", 0)
+    again.stop()
+
+
+def test_partitions_that_are_gone_are_gone_on_without(kafka: MockKafka, identity: dict[str, str]) -> None:
+    """A topic that was made again with fewer partitions."""
+    kafka.publish("fewer", *range(3))
+    one = reader(kafka, "fewer")
+    start = one.initialOffset()
+    end = one.latestOffset(start, None)
+    for offset in (start, end):
+        for names in (offset["begin"], offset["offsets"]):
+            names["7"] = 5
+    identity["id"] = "second"
+    (here, planned) = (json.loads(each) for each in moved([json.dumps(each).encode() for each in (start, end)], None))
+    assert rows(one, here, planned) == []
+    assert [value for _, _, value in rows(one, planned, one.latestOffset(planned, None))] == ["0", "1", "2"]
+    one.stop()
+
+
+def test_a_topic_that_is_made_again_while_it_is_read_is_noticed(kafka: MockKafka, identity: dict[str, str]) -> None:
+    """Even if it is longer than the old one by the time it is looked at."""
+    kafka.publish("running", *range(5))
+    one = reader(kafka, "running")
+    start = one.initialOffset()
+    end = one.latestOffset(start, None)
+    kafka.publish("running", *range(5, 9))
+    identity["id"] = "second"
+    with pytest.raises(LostInputError, match="another topic has this name"):
+        one.latestOffset(end, None)
+    again = reader(kafka, "running")
+    with pytest.raises(LostInputError, match="another topic has this name"):
+        again.partitions(start, end)
+    for each in (one, again):
+        each.stop()
+
+
+def test_a_topic_that_is_shorter_than_what_was_read_is_missed() -> None:
+    there, end = {"0": Bounds(0, 15), "1": Bounds(0, 9)}, position(offsets={"0": 20, "1": 4})
+    (problem,) = lost_between(there, "first", position(), end)
+    assert (problem.path, problem.parts) == ("topic orders, partition 0: offsets 15 to 19", 5)
+
+
 def test_brokers_that_cannot_be_reached_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr("cutline.sources.kafka.TIMEOUT_S", 0.5)
     gone = position(offsets={"0": 1})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cutline.errors import CutlineError, LostInputError
+from cutline.sources.nats_positions import moved
 from cutline.spark.nats_source import NatsReader
 from cutline.testing.nats_server import NatsServer
 from tests.support.streams import Stream
@@ -54,6 +55,17 @@ def test_ranges_follow_one_another_and_hold_every_message_once(stream: Stream) -
     assert seen == [(number, str(number)) for number in range(1, 11)]
     assert offset["sequence"] == 11 and offset["messages"] == 10
     assert "cutline_nats" in json.dumps(offset)
+
+
+def test_large_messages_are_asked_for_in_small_pages(stream: Stream) -> None:
+    """The server cuts off whoever lets 64 MB pile up, at every try again."""
+    for _ in range(4):
+        stream.publish_many([bytes(100)] * 150 + [bytes(900_000)] * 30)
+    one = reader(stream)
+    start = one.initialOffset()
+    (part,) = one.partitions(start, one.latestOffset(start, None))
+    assert sum(rows.num_rows for rows in one.read(part)) == 720
+    one.stop()
 
 
 def test_every_column_is_filled(stream: Stream) -> None:
@@ -182,6 +194,53 @@ def test_an_emptied_stream_goes_on_where_it_was(stream: Stream) -> None:
     stream.publish(4)
     assert rows(one, end, one.latestOffset(end, None)) == [(4, "4")]
     one.stop()
+
+
+def test_a_message_deleted_while_a_batch_is_read_again_is_missed_behind_a_filter_too(stream: Stream) -> None:
+    stream.publish(*range(1, 6))
+    one = reader(stream, subject=f"{stream.name}.a")
+    start = one.initialOffset()
+    end = stored(one.latestOffset(start, None))
+    (partition,) = one.partitions(start, end)
+    stream.delete(3)
+    with pytest.raises(ValueError, match="cannot be read"):
+        list(one.read(partition))
+    one.stop()
+
+
+def test_a_stream_that_was_set_back_is_not_read_on() -> None:
+    """A server that has lost its last messages, or got its data from a backup, gives their sequences to others."""
+    server = NatsServer()
+    server.start()
+    try:
+        with Stream(server.url, "SET_BACK") as stream:
+            stream.publish(1, 2, 3)
+            server.stop()
+            copy = server.copy_data()
+            server.start()
+            stream.publish(4, 5, 6)
+            one, again, filtered = reader(stream), reader(stream), reader(stream, subject="SET_BACK.>")
+            start = one.initialOffset()
+            end = stored(one.latestOffset(start, None))
+            assert len(rows(one, start, end)) == 6
+            server.kill()
+            server.replace_data(copy)
+            server.start()
+            with pytest.raises(LostInputError, match="SET_BACK: sequences 4 to 6"):
+                one.latestOffset(end, None)
+            for each in (again, filtered):
+                with pytest.raises(LostInputError, match="SET_BACK: sequences 4 to 6"):
+                    rows(each, start, end)
+            here, planned = moved([json.dumps(start).encode(), json.dumps(end).encode()], None)
+            assert rows(again, json.loads(here), json.loads(planned)) == [(1, "1"), (2, "2"), (3, "3")]
+            (here,) = moved([json.dumps(end).encode()], None)
+            stream.publish("new")
+            offset = json.loads(here)
+            assert rows(again, offset, again.latestOffset(offset, None)) == [(4, "new")]
+            for each in (one, again, filtered):
+                each.stop()
+    finally:
+        server.remove()
 
 
 @pytest.mark.parametrize("config", [{"retention": "workqueue"}, {"max_msgs_per_subject": 1}])

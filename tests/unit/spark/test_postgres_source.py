@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ SCHEMA = StructType([StructField("id", LongType()), StructField("name", StringTy
 def server() -> Iterator[PostgresServer]:
     own = PostgresServer()
     try:
+        own.start()
+        execute(own.dsn(), "ALTER SYSTEM SET max_prepared_transactions = 5")
+        own.stop()
         own.start()
         yield own
     finally:
@@ -112,6 +117,103 @@ def test_a_steady_stream_of_writers_does_not_hold_it_up(url: str) -> None:
         first.commit()
         end = one.latestOffset(offset, None)
         assert rows(one, offset, end) == [(1, "a")], "whoever was writing then has ended, others write now"
+
+
+def test_a_prepared_transaction_is_still_waited_for_after_the_server_was_restarted(
+    url: str, server: PostgresServer
+) -> None:
+    """Its locks then have another owner than when they were first seen."""
+    one = reader(url)
+    offset = one.initialOffset()
+    with psycopg.connect(url, autocommit=True) as late:
+        late.execute("BEGIN")
+        late.execute("INSERT INTO orders (name) VALUES ('late')")
+        insert(url, "early")
+        assert one.latestOffset(offset, None) == offset
+        late.execute("PREPARE TRANSACTION 'late'")
+    server.stop()
+    server.start()
+    for _ in range(3):
+        assert one.latestOffset(offset, None) == offset, "key 1 may still appear"
+    execute(url, "COMMIT PREPARED 'late'")
+    assert rows(one, offset, one.latestOffset(offset, None)) == [(1, "late"), (2, "early")]
+
+
+def test_prepared_transactions_of_others_do_not_hold_it_up(url: str) -> None:
+    one = reader(url)
+    offset = one.initialOffset()
+    with psycopg.connect(url) as first:
+        insert(url, "a")
+        first.execute("INSERT INTO orders (name) VALUES ('b')")
+        assert one.latestOffset(offset, None) == offset
+        with psycopg.connect(url, autocommit=True) as other:
+            other.execute("BEGIN")
+            other.execute("INSERT INTO orders (name) VALUES ('other')")
+            other.execute("PREPARE TRANSACTION 'other'")
+        assert one.latestOffset(offset, None) == offset
+        first.commit()
+    assert rows(one, offset, one.latestOffset(offset, None)) == [(1, "a")], "the other one has begun later"
+    execute(url, "COMMIT PREPARED 'other'")
+
+
+def test_an_insert_through_the_parent_of_a_partition_is_waited_for(url: str) -> None:
+    """It takes its key first and touches the partition later."""
+    execute(url, "CREATE TABLE parts (id bigserial, name text) PARTITION BY LIST (name)")
+    execute(url, "CREATE TABLE part PARTITION OF parts DEFAULT")
+    one = reader(url, table="part")
+    offset = one.initialOffset()
+    with psycopg.connect(url) as gate, psycopg.connect(url) as late:
+        gate.execute("SELECT pg_advisory_lock(1)")
+
+        def insert_late() -> None:
+            late.execute("INSERT INTO parts VALUES (DEFAULT, 'late' || pg_advisory_xact_lock(1))")
+            late.commit()
+
+        thread = threading.Thread(target=insert_late)
+        thread.start()
+        wait_until(url, "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        execute(url, "INSERT INTO parts (name) VALUES ('early')")
+        early = one.latestOffset(offset, None)
+        gate.execute("SELECT pg_advisory_unlock(1)")
+        thread.join()
+    seen = rows(one, offset, early) if early != offset else []
+    end = one.latestOffset(early, None)
+    assert sorted(seen + rows(one, early, end)) == [(1, "late"), (2, "early")]
+
+
+def wait_until(url: str, query: Any) -> None:
+    deadline = time.monotonic() + 10
+    with psycopg.connect(url, autocommit=True) as connection:
+        while connection.execute(query).fetchone() != (True,):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_tables_whose_keys_do_not_come_in_order_are_refused(url: str) -> None:
+    execute(url, "CREATE TABLE cached (id bigint GENERATED ALWAYS AS IDENTITY (CACHE 20), name text)")
+    execute(url, "CREATE SEQUENCE numbers CACHE 5")
+    execute(url, "CREATE TABLE by_default (id bigint DEFAULT nextval('numbers'), name text)")
+    execute(url, "CREATE TABLE falling (id bigint GENERATED ALWAYS AS IDENTITY (INCREMENT BY -1), name text)")
+    execute(url, "CREATE TABLE parts (id bigint GENERATED ALWAYS AS IDENTITY (CACHE 2), n int) PARTITION BY LIST (n)")
+    execute(url, "CREATE TABLE part PARTITION OF parts DEFAULT")
+    for table in ("cached", "by_default", "falling", "part"):
+        with pytest.raises(ConfigError, match="keys do not come in order"):
+            reader(url, table=table).initialOffset()
+    execute(url, "CREATE TABLE child () INHERITS (orders)")
+    with pytest.raises(ConfigError, match="inherit"):
+        reader(url).initialOffset()
+
+
+def test_names_are_taken_as_they_are_written(url: str) -> None:
+    execute(url, 'CREATE TABLE "Orders" (LIKE orders INCLUDING ALL)')
+    one = reader(url, table="Orders")
+    offset = one.initialOffset()
+    with psycopg.connect(url) as late:
+        late.execute("""INSERT INTO "Orders" (name) VALUES ('late')""")
+        execute(url, """INSERT INTO "Orders" (name) VALUES ('early')""")
+        assert one.latestOffset(offset, None) == offset, "key 1 may still appear"
+        late.commit()
+    assert rows(one, offset, one.latestOffset(offset, None)) == [(1, "late"), (2, "early")]
 
 
 def test_deleted_rows_and_another_table_are_missed(url: str, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from cutline.ports.metadata import EpochOutcome, MetadataStore, PendingRecord
 from cutline.ports.objects import ObjectInfo, ObjectStore
 from cutline.ports.reading import Published, Readable, Wish
 from cutline.ports.sinks import (
+    Claimable,
     Piece,
     RewindsSoFar,
     RewindsTogether,
@@ -54,6 +55,7 @@ from cutline.ports.snapshots import (
 __all__ = [
     "BatchHandler",
     "ChannelCut",
+    "Claimable",
     "Engine",
     "EpochOutcome",
     "Executors",

@@ -116,6 +116,18 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class Claimable(Protocol):
+    """A sink that can be taken over: a process that was thought dead and wakes up publishes nothing any more."""
+
+    def claim(self) -> None:
+        """From now on nobody but this instance publishes for its flow and sink. Called once a start is sure to go on.
+
+        An instance that has claimed nothing publishes as long as nobody has.
+        """
+        ...
+
+
+@runtime_checkable
 class RewindsTogether(Protocol):
     """A sink that can be taken back in one step with others, so that no reader sees some of them gone back."""
 

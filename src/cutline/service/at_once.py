@@ -19,7 +19,7 @@ from cutline.errors import RecoveryError, SinkError
 from cutline.graph import FlowGraph, SinkNode
 from cutline.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, SinkId
 from cutline.logs import get_logger
-from cutline.ports import Sink, SinkContext, StagedBatch, Stager
+from cutline.ports import Claimable, Sink, SinkContext, StagedBatch, Stager
 from cutline.protocol.commit import CommitPermit
 
 log = get_logger(__name__)
@@ -92,6 +92,10 @@ class AtOnce:
     def open(self, context: SinkContext) -> None:
         self._sink.open(context)
         check_numbering(self._sink, self._node, self._flow)
+
+    def claim(self) -> None:
+        if isinstance(self._sink, Claimable):
+            self._sink.claim()
 
     def stager(self) -> Stager:
         return self._sink.stager()

@@ -11,6 +11,7 @@ from cutline.ids import NO_EPOCH, Epoch, OperatorId, SinkId
 from cutline.layout import Layout
 from cutline.logs import get_logger
 from cutline.ports import (
+    Claimable,
     EpochOutcome,
     Manifest,
     MetadataStore,
@@ -54,6 +55,10 @@ def settle_sinks(
     graph: FlowGraph, sinks: Mapping[SinkId, Sink], recovered: Recovered, metadata: MetadataStore, layout: Layout
 ) -> dict[SinkId, Epoch]:
     """Undo what sinks published of a history that was given up, and say how far each one is."""
+    for sink in sinks.values():
+        # Before it is asked how far it is: whoever was thought dead may have published until now, and does no more.
+        if isinstance(sink, Claimable):
+            sink.claim()
     recorded, seen = metadata.published(), metadata.seen()
     published: dict[SinkId, Epoch] = {}
     for node in graph.sinks:

@@ -19,13 +19,13 @@ from cutline.ids import NO_EPOCH, Epoch
 from cutline.ports import StageAttempt
 from cutline.sinks.arrow_types import check_partition_columns, key_problems, rows_schema, storable_schema
 from cutline.sinks.delta_changes import Upsert, check_whole, files_of, overwritten_partitions
-from cutline.sinks.delta_commit import append_files, no_hooks, properties, replace_files
+from cutline.sinks.delta_commit import append_files, no_hooks, properties, replace_files, store_versions
 from cutline.sinks.delta_fit import check_removable, feature_problems, property_problems, schema_problems
-from cutline.sinks.delta_log import DeltaLog, Mark, app_id, rewound_id
+from cutline.sinks.delta_log import DeltaLog, Mark, app_id, claim_id, rewound_id
 from cutline.sinks.delta_reading import read_table
 from cutline.sinks.delta_upkeep import condense
 from cutline.sinks.parquet_files import ParquetStager
-from cutline.sinks.staged import check_commit, check_still_there, digest_of, local_path, pieces_of
+from cutline.sinks.staged import check_claim, check_commit, check_still_there, digest_of, local_path, pieces_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +79,7 @@ class Delta:
         self._rows: pa.Schema = None
         self._schema: pa.Schema = None
         self._table: DeltaTable | None = None
+        self._own_claim = 0
 
     def __repr__(self) -> str:
         return f"Delta({str(self.path)!r}, partition_by={self.partition_by!r}, mode={self.mode!r}, key={self.key!r})"
@@ -100,6 +101,28 @@ class Delta:
         # Whoever made the newest commits may have died before they were durable, and what is published counts now.
         if self._epoch_in(table):
             self._sync_log(table)
+
+    def claim(self) -> None:
+        """A commit of its own, that those of others who are on their way conflict with."""
+        from deltalake.exceptions import DeltaError
+
+        failure: Exception | None = None
+        for _ in range(MOST_TRIES):
+            table = self._refresh(after=failure)
+            number = self._claim_in(table) + 1
+            try:
+                store_versions(table, self.partition_by, {self._claim_app: number})
+            except (DeltaError, OSError) as error:
+                failure = error
+            else:
+                self._own_claim = number
+                self._delta_log.make_durable(table.version() - 1, table.version())
+                return
+        raise NotDone(
+            f"the table did not take the claim in {MOST_TRIES} tries: {failure}",
+            next_step="see whether another writer blocks the table; start again",
+            path=self.path,
+        ) from failure
 
     def stager(self) -> Stager:
         context = self._opened()
@@ -201,6 +224,20 @@ class Delta:
     def _app(self) -> str:
         context = self._opened()
         return app_id(context.flow, context.sink)
+
+    @property
+    def _claim_app(self) -> str:
+        context = self._opened()
+        return claim_id(context.flow, context.sink)
+
+    def _claim_in(self, table: DeltaTable) -> int:
+        return table.transaction_version(self._claim_app) or 0
+
+    def _check_claim(self, table: DeltaTable, epoch: Epoch) -> None:
+        check_claim(str(self._claim_in(table) or ""), str(self._own_claim or ""), self._opened(), epoch)
+
+    def _claimed(self) -> dict[str, int]:
+        return {self._claim_app: self._own_claim} if self._own_claim else {}
 
     def _opened(self) -> SinkContext:
         if self._context is None:
@@ -321,6 +358,7 @@ class Delta:
         from deltalake.exceptions import DeltaError
 
         table, pieces = self._current(), pieces_of(staged)
+        self._check_claim(table, permit.epoch)
         mark = Mark(
             app=self._app,
             kind="publish",
@@ -332,7 +370,7 @@ class Delta:
             return self._try_replace(permit, staged, mark)
         crashpoint("sink-commit-half", permit.sink)
         try:
-            append_files(table, pieces, self.partition_by, mark)
+            append_files(table, pieces, self.partition_by, mark, self._claimed())
         except (DeltaError, OSError) as error:
             return error
         return None
@@ -363,18 +401,21 @@ class Delta:
         from deltalake.exceptions import DeltaError
 
         check_removable(table.metadata().configuration, self.path)
+        self._check_claim(table, epoch)
         published = self._epoch_in(table)
         version, after = self._delta_log.rewind_target(table.version(), self._app, published, epoch)
         if self.mode != "append":
             check_whole(self.path, version)
         mark = Mark(app=self._app, kind="rewind", before=published, after=after)
-        rewound = max(self._rewound_in(table), published)
-        crashpoint("sink-rewind-half", self._opened().sink)
+        rewound, context = max(self._rewound_in(table), published), self._opened()
+        crashpoint("sink-rewind-half", context.sink)
         try:
             # Fails if anybody commits in between, so a foreign change is never restored away unseen.
             table.restore(
                 version,
-                commit_properties=properties(mark, rewound=rewound),
+                commit_properties=properties(
+                    mark, {rewound_id(context.flow, context.sink): rewound, **self._claimed()}
+                ),
                 post_commithook_properties=no_hooks(),
             )
         except (DeltaError, OSError) as error:

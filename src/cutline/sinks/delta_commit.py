@@ -7,7 +7,7 @@ holds only on top of the very version it was computed from, and deltalake would 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -18,10 +18,9 @@ from cutline.durable import create
 from cutline.sinks.delta_log import MARK_KEY, DeltaLog, Mark
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable
+    from deltalake import CommitProperties, DeltaTable, Transaction
     from deltalake.transaction import PostCommitHookProperties
 
-    from cutline.ids import Epoch
     from cutline.ports import Piece
 
 
@@ -36,15 +35,38 @@ class Replacement:
     written: list[Piece] = field(default_factory=list)
 
 
-def properties(mark: Mark, rewound: Epoch | None = None) -> CommitProperties:
-    """What a commit through deltalake carries beside its files."""
-    from deltalake import CommitProperties, Transaction
+def properties(mark: Mark, versions: Mapping[str, int]) -> CommitProperties:
+    """What a commit through deltalake carries beside its files. ``versions``: of further applications.
+
+    Of two commits that carry the same application and know nothing of each other, deltalake lets only one happen.
+    """
+    from deltalake import CommitProperties
+
+    return CommitProperties(
+        custom_metadata={MARK_KEY: msgspec.to_builtins(mark)},
+        app_transactions=_transactions({mark.app: mark.after, **versions}),
+    )
+
+
+def _transactions(versions: Mapping[str, int]) -> list[Transaction]:
+    from deltalake import Transaction
 
     # Without lastUpdated a transaction never expires (delta.setTransactionRetentionDuration).
-    transactions = [Transaction(mark.app, mark.after)]
-    if rewound is not None:
-        transactions.append(Transaction(f"{mark.app}/rewound", rewound))
-    return CommitProperties(custom_metadata={MARK_KEY: msgspec.to_builtins(mark)}, app_transactions=transactions)
+    return [Transaction(app, version) for app, version in versions.items()]
+
+
+def store_versions(table: DeltaTable, partition_by: Sequence[str], versions: Mapping[str, int]) -> None:
+    """A commit that changes no rows."""
+    from deltalake import CommitProperties
+
+    table.create_write_transaction(
+        [],
+        mode="append",
+        schema=table.schema(),
+        partition_by=list(partition_by),
+        commit_properties=CommitProperties(app_transactions=_transactions(versions)),
+        post_commithook_properties=no_hooks(),
+    )
 
 
 def no_hooks() -> PostCommitHookProperties:
@@ -54,7 +76,13 @@ def no_hooks() -> PostCommitHookProperties:
     return PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
-def append_files(table: DeltaTable, pieces: Sequence[Piece], partition_by: Sequence[str], mark: Mark) -> None:
+def append_files(
+    table: DeltaTable,
+    pieces: Sequence[Piece],
+    partition_by: Sequence[str],
+    mark: Mark,
+    versions: Mapping[str, int],
+) -> None:
     """Add the files on top of the version that ``table`` shows, or after harmless commits of others."""
     from deltalake.transaction import AddAction
 
@@ -74,7 +102,7 @@ def append_files(table: DeltaTable, pieces: Sequence[Piece], partition_by: Seque
         mode="append",
         schema=table.schema(),
         partition_by=list(partition_by),
-        commit_properties=properties(mark),
+        commit_properties=properties(mark, versions),
         post_commithook_properties=no_hooks(),
     )
 

@@ -36,6 +36,11 @@ def rewound_id(flow: str, sink: str) -> str:
     return f"{app_id(flow, sink)}/rewound"
 
 
+def claim_id(flow: str, sink: str) -> str:
+    """The application whose version says who may publish: the number of the newest claim."""
+    return f"{app_id(flow, sink)}/claim"
+
+
 def parts_of_app_id(app: str) -> tuple[str, str]:
     _, flow, sink = app.split("/")
     return flow, sink

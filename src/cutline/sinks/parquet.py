@@ -29,6 +29,7 @@ from cutline.sinks.parquet_reading import read_folder
 from cutline.sinks.reading import nothing_there
 from cutline.sinks.staged import (
     STAGED_FOLDER,
+    check_claim,
     check_commit,
     check_still_there,
     delete_staged,
@@ -63,6 +64,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     schema_ipc: bytes
     #: Highest epoch that a rewind took away. It and all below are never published again.
     rewound: Epoch = NO_EPOCH
+    #: Who may publish; empty: nobody has claimed it.
+    claim: str = ""
 
 
 class Parquet:
@@ -81,6 +84,7 @@ class Parquet:
         self._ledger_path = self._private / "ledger.json"
         self._context: SinkContext | None = None
         self._schema_ipc = b""
+        self._own_claim = ""
 
     def __repr__(self) -> str:
         return f"Parquet({str(self.path)!r}, partition_by={self.partition_by!r})"
@@ -108,6 +112,13 @@ class Parquet:
         # Whoever published the newest epoch may have died before it was durable, and what is published counts now.
         fsync_dir(self.path)
 
+    def claim(self) -> None:
+        """First the claim, then what others have prepared goes away: see ``commit``."""
+        self._opened()
+        self._own_claim = secrets.token_hex(8)
+        self._store_ledger(msgspec.structs.replace(self._load_ledger(), claim=self._own_claim))
+        self._clear_leftovers()
+
     def stager(self) -> Stager:
         return ParquetStager(
             root=str(self.path),
@@ -130,6 +141,8 @@ class Parquet:
         if pieces and not self._is_published(permit, pieces):
             crashpoint("sink-commit-begun", context.sink)
             prepared = self._prepare_folder(permit, pieces)
+            # Only now: who claims the folder after this look takes the prepared one away, and nothing can be published.
+            check_claim(self._load_ledger().claim, self._own_claim, context, permit.epoch)
             self._publish(permit, prepared)
             crashpoint("sink-commit-done", context.sink)
         sweep_staged(self.path / _STAGED, staged, permit.through_batch)
@@ -155,6 +168,7 @@ class Parquet:
         if not later:
             return
         ledger = self._load_ledger()
+        check_claim(ledger.claim, self._own_claim, context, epoch)
         # First of all: a commit of the abandoned history that arrives late must find the door shut.
         self._store_ledger(msgspec.structs.replace(ledger, rewound=max(ledger.rewound, later[0])))
         discarded = self._private / "discarded"

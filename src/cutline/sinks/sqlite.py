@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sqlite3
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from cutline.sinks.sqlite_rows import tuples_of
 from cutline.sinks.sqlite_shares import Share, due_with, has_company, life, share_of, store_prepared
 from cutline.sinks.staged import (
     STAGED_FOLDER,
+    check_claim,
     check_commit,
     check_still_there,
     delete_staged,
@@ -85,6 +87,7 @@ class SQLite:
         self._schema_ipc = b""
         self._ledger: Ledger | None = None
         self._keeper: sqlite3.Connection | None = None
+        self._own_claim = ""
 
     def __repr__(self) -> str:
         return f"SQLite({str(self.path)!r}, {self.table!r}, mode={self.mode!r}, key={self.key!r})"
@@ -105,6 +108,14 @@ class SQLite:
         self._keep_log()
         self._context, self._ledger = context, ledger
         self._schema_ipc = schema.serialize().to_pybytes()
+
+    def claim(self) -> None:
+        """The claim is looked at in the transaction that publishes."""
+        # With the process in it: what one of its sinks publishes for another one of them must be its own too.
+        ledger, claim = self._known(), f"{life()}-{secrets.token_hex(4)}"
+        with self._transaction() as db:
+            ledger.set_claim(db, claim)
+        self._own_claim = claim
 
     def stager(self) -> Stager:
         return ParquetStager(
@@ -133,6 +144,7 @@ class SQLite:
         shares: list[Share] = []
         with self._transaction() as db:
             if self._is_to_publish(db, permit, own):
+                check_claim(ledger.claimed_by(db), self._own_claim, context, permit.epoch)
                 check_still_there(self._staging, own.pieces, hint=_HINT)
                 others = due_with(db, ledger, permit.epoch, str(token.get("life", "")))
                 shares = [own, *(share for share in others if self._is_whole(share))]
@@ -193,6 +205,7 @@ class SQLite:
                     continue
                 if not sink.can_rewind:
                     raise SinkError("the sink was made with rewindable=False", next_step='use on_rollback="keep"')
+                check_claim(ledger.claimed_by(db), sink._own_claim, sink._opened(), epoch)
                 ledger.rewind(db, epoch)
                 crashpoint("sink-rewind-half", sink._opened().sink)
 

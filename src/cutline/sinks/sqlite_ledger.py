@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS cutline_sinks (
     rewound INTEGER NOT NULL DEFAULT 0,    -- highest epoch that a rewind took away: it and all below never come again
     forgotten INTEGER NOT NULL DEFAULT 0,  -- highest epoch of which too little is kept to go back behind it
     reached INTEGER NOT NULL DEFAULT 0,    -- newest epoch that was committed, with rows or without
+    claim TEXT NOT NULL DEFAULT '',        -- who may publish; empty: nobody has claimed it
     PRIMARY KEY (flow, sink)
 );
 CREATE TABLE IF NOT EXISTS cutline_epochs (
@@ -156,6 +157,13 @@ class Ledger:
     def reached(self, db: sqlite3.Connection) -> Epoch:
         query = "SELECT reached FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
         return Epoch(db.execute(query, self.owner).fetchone()[0])
+
+    def claimed_by(self, db: sqlite3.Connection) -> str:
+        query = "SELECT claim FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        return str(db.execute(query, self.owner).fetchone()[0])
+
+    def set_claim(self, db: sqlite3.Connection, claim: str) -> None:
+        db.execute("UPDATE cutline_sinks SET claim = ? WHERE (flow, sink) = (?, ?)", (claim, *self.owner))
 
     def set_reached(self, db: sqlite3.Connection, epoch: Epoch) -> None:
         """The epoch is committed, with rows or without; what was prepared up to it is of no use any more."""

@@ -77,6 +77,8 @@ def due_with(db: sqlite3.Connection, own: Ledger, epoch: Epoch, prepared_by: str
         ledger = Ledger.load(db, flow, SinkId(name))
         if ledger.reached(db) != own.reached(db) or epoch <= max(ledger.published(db), ledger.rewound(db)):
             continue
+        if (claim := ledger.claimed_by(db)) and not claim.startswith(f"{life()}-"):
+            continue  # another process is just taking all of them over
         through = ledger.through(db)
         batches = msgspec.json.decode(staged, type=list[StagedBatch])
         # Bound again while the outcome of the epoch before was open; it is published by now.

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from cutline.errors import InvariantViolation, SinkError
+from cutline.errors import FencedError, InvariantViolation, SinkError
 
 if TYPE_CHECKING:
-    from cutline.ids import BatchId
+    from cutline.ids import BatchId, Epoch
     from cutline.ports import Piece, SinkContext, StagedBatch
     from cutline.protocol.commit import CommitPermit
 
@@ -46,6 +46,18 @@ def check_commit(context: SinkContext, permit: CommitPermit, staged: Sequence[St
             raise InvariantViolation(
                 "commit of a batch outside the permit", flow=permit.flow, epoch=permit.epoch, batch=batch.batch
             )
+
+
+def check_claim(found: str, own: str, context: SinkContext, epoch: Epoch) -> None:
+    """``found``: who has claimed the target; empty: nobody."""
+    if found not in ("", own):
+        raise FencedError(
+            "another process has taken the sink over",
+            next_step="stop this process: another one runs the flow. If there is none, start the flow again",
+            flow=context.flow,
+            sink=context.sink,
+            epoch=epoch,
+        )
 
 
 def pieces_of(staged: Iterable[StagedBatch]) -> list[Piece]:

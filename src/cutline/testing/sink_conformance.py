@@ -30,7 +30,7 @@ import pytest
 from cutline.crashpoints import ENVIRONMENT_VARIABLE
 from cutline.errors import FencedError, SinkError
 from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
-from cutline.ports import Readable, Sink, SinkContext, StageAttempt, StagedBatch
+from cutline.ports import Claimable, Readable, Sink, SinkContext, StageAttempt, StagedBatch
 from cutline.protocol.commit import CommitPermit
 from cutline.sinks.reading import read
 
@@ -443,6 +443,29 @@ class SinkConformance:
         assert self.ids(tmp_path) == [1]
 
     # ------------------------------------------------------------------ what must be refused
+
+    def test_who_was_replaced_publishes_nothing_more(self, tmp_path: Path) -> None:
+        """A process that was thought dead has a permit in its hand when another one takes over."""
+        old = self.start(tmp_path)
+        if not isinstance(old.sink, Claimable):
+            pytest.skip("the sink cannot be taken over, and says so")
+        old.sink.claim()
+        old.publish(1, 1, rows(1))
+        late = old.stage(2, rows(2))
+        token, permit = old.sink.prepare(Epoch(2), [late]), old.permit(2, [late])
+        new = self.start(tmp_path)
+        assert isinstance(new.sink, Claimable)
+        new.sink.claim()
+        with pytest.raises(FencedError):
+            old.sink.commit(permit, [late], token)
+        new.previous, new.through, new.generation = Epoch(1), BatchId(1), Generation(2)
+        new.publish(3, 2, rows(3))
+        with pytest.raises((FencedError, SinkError)):
+            old.sink.commit(permit, [late], token)
+        if old.sink.can_rewind:
+            with pytest.raises(FencedError):
+                old.sink.rewind(Epoch(1))
+        assert self.ids(tmp_path) == [1, 3]
 
     def test_rows_of_another_schema_are_refused(self, tmp_path: Path) -> None:
         self.start(tmp_path)

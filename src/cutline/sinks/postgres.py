@@ -25,14 +25,15 @@ from cutline.sinks.postgres_books import (
     load_prepared,
     store_prepared,
 )
+from cutline.sinks.postgres_clearing import clear_staged
 from cutline.sinks.postgres_connection import Address, Session, life
 from cutline.sinks.postgres_publish import Publication
 from cutline.sinks.postgres_staging import PostgresStager
 from cutline.sinks.postgres_tables import (
     BEFORE_COLUMNS,
-    STAGED_COLUMNS,
     Plan,
     align_side_table,
+    align_staging,
     columns_of,
     create_table,
     enter_ledger,
@@ -147,6 +148,13 @@ class Postgres:
 
         published = self._writes.run("take the epoch", publish, flow=permit.flow, epoch=permit.epoch)
         _pass("sink-commit-done", published)
+        self._writes.run(
+            "lose staged rows",
+            lambda connection: clear_staged(connection, self._books, plan.ledger),
+            is_steady=False,
+            flow=permit.flow,
+            epoch=permit.epoch,
+        )
 
     def abort(self, staged: Iterable[StagedBatch]) -> None:
         """Delete exactly the named pieces; what is published has no staged rows any more and stays."""
@@ -258,7 +266,7 @@ class Postgres:
         )
         found = columns_of(connection, target)
         like = {name: found[name] for name in columns}
-        align_side_table(connection, (self._books, f"staged_{ledger}"), STAGED_COLUMNS, like)
+        align_staging(connection, self._books, ledger, like)
         if self.can_rewind and self.key:
             loose = {name: column if name in self.key else column.optional() for name, column in like.items()}
             align_side_table(connection, (self._books, f"before_{ledger}"), BEFORE_COLUMNS, loose)

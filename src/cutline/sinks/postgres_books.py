@@ -139,7 +139,7 @@ def check_there(connection: Connection, books: str, share: Share, *, hint: str) 
 
 
 def delete_pieces(connection: Connection, books: str, ledger: int, pieces: Sequence[int]) -> None:
-    """Throw away staged rows and the pieces that name them. What is published has no such rows any more."""
+    """Throw away staged rows and the pieces that name them. Of what is published nothing in the table changes."""
     delete = composed(
         "DELETE FROM {books}.{staged} WHERE cutline_piece = ANY(%s)", books=books, staged=f"staged_{ledger}"
     )

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 PIECE_COLUMN, ROW_COLUMN = "cutline_piece", "cutline_row"
 #: Rows are turned into text in portions of this many, so that a large batch is not held twice.
 _ROWS_AT_ONCE = 20_000
+#: So many tables take the staged batches of a sink in turn, so that one is emptied while others are written to.
+_TABLES = 4
+
+
+def staged_tables(ledger: int) -> list[str]:
+    """The tables that hold the staged rows of a sink."""
+    return [f"staged_{ledger}_{number}" for number in range(_TABLES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +40,7 @@ class PostgresStager:
 
     dsn: str = field(repr=False)
     schema: str
-    #: Number of the sink in the ledger; its staging table is named after it.
+    #: Number of the sink in the ledger; its staging tables are named after it.
     ledger: int
     columns: tuple[str, ...]
 
@@ -56,7 +63,7 @@ class PostgresWriter:
             part = batch.slice(start, _ROWS_AT_ONCE)
             with self._clear_errors():
                 if self._transfer is None:
-                    self._transfer = _Transfer(self._address.connect(), self._stager)
+                    self._transfer = _Transfer(self._address.connect(), self._stager, self._attempt)
                 text = copy_text(part, self._rows, self._transfer.piece)
                 self._transfer.write(text)
             self._rows += part.num_rows
@@ -67,7 +74,7 @@ class PostgresWriter:
         if self._transfer is None:
             return []
         with self._clear_errors():
-            self._transfer.commit(self._attempt, self._rows)
+            self._transfer.commit(self._rows)
         return [{"piece": self._transfer.piece, "rows": self._rows, "size_bytes": self._size_bytes, "name": self._name}]
 
     @contextlib.contextmanager
@@ -98,15 +105,15 @@ class PostgresWriter:
 class _Transfer:
     """One COPY under way, on a connection of its own."""
 
-    def __init__(self, connection: Connection, stager: PostgresStager) -> None:
+    def __init__(self, connection: Connection, stager: PostgresStager, attempt: StageAttempt) -> None:
         from psycopg import sql
 
-        self._connection, self._stager = connection, stager
+        self._connection, self._stager, self._attempt = connection, stager, attempt
         self._cursor: Cursor = connection.cursor()
         self._cursor.execute("SELECT nextval(%s::regclass)", (f'"{stager.schema}".piece_numbers',))
         self.piece = int(next(iter(self._cursor))[0])
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
-            sql.Identifier(stager.schema, f"staged_{stager.ledger}"),
+            sql.Identifier(stager.schema, staged_tables(stager.ledger)[attempt.batch % _TABLES]),
             sql.SQL(", ").join(map(sql.Identifier, (PIECE_COLUMN, ROW_COLUMN, *stager.columns))),
         )
         self._exits = contextlib.ExitStack()
@@ -115,9 +122,10 @@ class _Transfer:
     def write(self, text: bytes) -> None:
         self._copy.write(text)
 
-    def commit(self, attempt: StageAttempt, rows: int) -> None:
+    def commit(self, rows: int) -> None:
         from psycopg import sql
 
+        attempt = self._attempt
         self._exits.close()
         if self._cursor.rowcount != rows:
             raise SinkError(f"PostgreSQL has taken {self._cursor.rowcount} of {rows} rows", batch=attempt.batch)

@@ -16,11 +16,12 @@ import pyarrow as pa
 import pytest
 
 from cutline.errors import CutlineError, RecoveryError, SinkError
-from cutline.ids import Epoch, SinkId
+from cutline.ids import BatchId, Epoch, SinkId
+from cutline.ports import StageAttempt, StagedBatch
 from cutline.service.settling import rewind_all
-from cutline.sinks import Postgres, postgres_connection
+from cutline.sinks import Postgres, postgres_clearing, postgres_connection, postgres_publish
 from cutline.testing.postgres_server import PASSWORD, PostgresServer
-from cutline.testing.sink_conformance import SIMPLE, Case, Row, SinkConformance, rows
+from cutline.testing.sink_conformance import FIRST, SIMPLE, Case, Row, SinkConformance, rows
 from tests.support.torture_flow import EVENTS, TortureFlow
 
 #: How the process that is killed in the middle of a commit finds the server.
@@ -202,6 +203,73 @@ def test_nothing_staged_is_left_behind(dsn: str) -> None:
     assert query(dsn, "SELECT count(*) FROM cutline_books.staged_1") == [(0,)]
     assert query(dsn, "SELECT count(*) FROM cutline_books.prepared") == [(0,)]
     assert query(dsn, "SELECT count(*) FROM cutline_books.pieces WHERE epoch IS NULL") == [(0,)]
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are treated as many ones are: nothing is deleted while publishing, tables are emptied afterwards."""
+    monkeypatch.setattr(postgres_publish, "FEW_ROWS", 0)
+    monkeypatch.setattr(postgres_clearing, "WORTH_EMPTYING_BYTES", 1)
+
+
+def attempt_of(case: Case, batch: int) -> StageAttempt:
+    names = case.context
+    return StageAttempt(
+        flow=names.flow, operator=names.operator, generation=FIRST, batch=BatchId(batch), partition=0, attempt="a"
+    )
+
+
+def staged_bytes(dsn: str) -> int:
+    found = query(dsn, "SELECT sum(pg_relation_size(inhrelid)) FROM pg_inherits")
+    return int(found[0][0])
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("options", [{}, {"mode": "upsert", "key": ["id"]}])
+def test_staging_tables_are_emptied_but_for_what_is_not_published(dsn: str, options: dict[str, Any]) -> None:
+    case = start(dsn, **options)
+    later = case.stage(4, rows(3))  # is staged in the same table as batch 0
+    case.stage(0, rows(1))  # an attempt that nobody has named
+    case.publish(1, 0, rows(1, 2))
+    assert query(dsn, "SELECT id FROM cutline_books.staged_1") == [(3,)]
+    case.commit(2, later)
+    assert query(dsn, "SELECT id FROM out ORDER BY id") == [(1,), (2,), (3,)]
+    assert staged_bytes(dsn) == 0
+
+
+@pytest.mark.usefixtures("many")
+def test_a_table_that_a_task_writes_to_is_not_emptied(dsn: str) -> None:
+    case = start(dsn)
+    writer = case.sink.stager().open(attempt_of(case, 4))
+    writer.write(pa.RecordBatch.from_pylist(rows(3), SIMPLE))
+    case.publish(1, 0, rows(1, 2))
+    pieces = writer.close()
+    assert query(dsn, "SELECT id FROM cutline_books.staged_1") == [(3,)]
+    case.commit(2, StagedBatch(generation=FIRST, batch=BatchId(4), rows=1, bytes=0, pieces=pieces))
+    assert query(dsn, "SELECT id FROM out ORDER BY id") == [(1,), (2,), (3,)]
+    assert staged_bytes(dsn) == 0
+
+
+@pytest.mark.usefixtures("many")
+def test_what_a_crash_left_staged_is_not_published_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = start(dsn)
+    with monkeypatch.context() as crash:
+        crash.setattr("cutline.sinks.postgres.clear_staged", lambda *_: None)
+        case.publish(1, 0, rows(1, 2))
+    assert query(dsn, "SELECT count(*) FROM cutline_books.staged_1") == [(2,)]
+    case.open(Postgres(dsn, "out"))
+    case.publish(2, 4, rows(3))
+    assert query(dsn, "SELECT id, cutline_epoch FROM out ORDER BY id") == [(1, 1), (2, 1), (3, 2)]
+    assert staged_bytes(dsn) == 0
+
+
+def test_an_epoch_of_many_rows_leaves_nothing_staged(dsn: str) -> None:
+    case = start(dsn)
+    writer = case.sink.stager().open(attempt_of(case, 0))
+    writer.write(pa.record_batch({"id": range(30_000), "name": ["x" * 40] * 30_000}, SIMPLE))
+    case.commit(1, StagedBatch(generation=FIRST, batch=BatchId(0), rows=30_000, bytes=0, pieces=writer.close()))
+    assert query(dsn, "SELECT count(*), count(DISTINCT id) FROM out") == [(30_000, 30_000)]
+    assert staged_bytes(dsn) == 0
 
 
 def test_text_that_copy_could_misread_comes_back(dsn: str) -> None:

@@ -4,7 +4,8 @@ The sink's figure holds all that it does for an epoch: the executors stage the r
 epoch is prepared, and committed. The plain way gets its rows from the same Spark session, with as many tasks, and makes
 one transaction for an epoch (COPY by the executors: one for each task). What each has written is counted afterwards.
 
-Parquet files and Delta tables are synced by the sink and not by the plain way; "synced" is the plain way with that.
+Parquet files and Delta tables are synced by the sink and not by the plain way; "synced" is the plain way with that. To
+PostgreSQL the plain way sends CSV, which pyarrow makes; "binary" is the plain way with the sink's own conversion.
 """
 
 from __future__ import annotations
@@ -132,11 +133,11 @@ class ParquetCase:
     def sink(self) -> Sink:
         return Parquet(self.path)
 
-    def plain(self, is_synced: bool) -> Write:
+    def plain(self, way: str) -> Write:
         def write(frame: DataFrame, epoch: int) -> None:
             target = self.path / f"epoch={epoch}"
             frame.write.parquet(str(target))
-            if is_synced:
+            if way == "synced":
                 sync(target)
 
         return write
@@ -157,13 +158,13 @@ class DeltaCase:
     def sink(self) -> Sink:
         return Delta(self.path)
 
-    def plain(self, is_synced: bool) -> Write:
+    def plain(self, way: str) -> Write:
         from deltalake import write_deltalake
 
         def write(frame: DataFrame, epoch: int) -> None:
             begun = time.time()
             write_deltalake(self.path, frame.toArrow(), mode="append")
-            if is_synced:
+            if way == "synced":
                 sync(self.path, since=begun)
 
         return write
@@ -182,7 +183,7 @@ class DeltaUpsertCase(DeltaCase):
     def sink(self) -> Sink:
         return Delta(self.path, mode="upsert", key=["id"])
 
-    def plain(self, is_synced: bool) -> Write:
+    def plain(self, way: str) -> Write:
         from deltalake import DeltaTable, write_deltalake
 
         def write(frame: DataFrame, epoch: int) -> None:
@@ -193,7 +194,7 @@ class DeltaUpsertCase(DeltaCase):
             else:
                 merge = DeltaTable(self.path).merge(rows, "t.id = s.id", source_alias="s", target_alias="t")
                 merge.when_matched_update_all().when_not_matched_insert_all().execute()
-            if is_synced:
+            if way == "synced":
                 sync(self.path, since=begun)
 
         return write
@@ -225,7 +226,7 @@ class PostgresCase:
     """A PostgreSQL table; the executors COPY straight into it."""
 
     name, is_upsert, share = "postgres", False, 1
-    ways = ("plain", "sink")
+    ways = ("plain", "binary", "sink")
 
     def __init__(self, folder: Path, servers: Servers) -> None:
         self.dsn = servers.postgres().fresh_database()
@@ -233,12 +234,12 @@ class PostgresCase:
     def sink(self) -> Sink:
         return Postgres(self.dsn, "payments")
 
-    def plain(self, is_synced: bool) -> Write:
+    def plain(self, way: str) -> Write:
         import psycopg
 
         with psycopg.connect(self.dsn) as connection:
             connection.execute(self._create().encode())
-        copy = copying(self.dsn, self._statements())
+        copy = copying(self.dsn, self._statements(), "csv" if way == "plain" else way)
 
         def write(frame: DataFrame, epoch: int) -> None:
             frame.mapInArrow(copy, "rows long").collect()
@@ -249,7 +250,7 @@ class PostgresCase:
         return f"CREATE TABLE payments ({DDL.format(key='')})"
 
     def _statements(self) -> Sequence[str]:
-        return (COPY.format(table="payments"),)
+        return (copy_into("payments"),)
 
     def count(self) -> Count:
         import psycopg
@@ -275,36 +276,51 @@ class PostgresUpsertCase(PostgresCase):
         sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in COLUMNS[1:])
         return (
             f"CREATE TEMP TABLE fresh ({DDL.format(key='')})",
-            COPY.format(table="fresh"),
+            copy_into("fresh"),
             f"INSERT INTO payments SELECT * FROM fresh ON CONFLICT (id) DO UPDATE SET {sets}",
         )
 
 
-COPY = f"COPY {{table}} ({', '.join(COLUMNS)}) FROM STDIN (FORMAT csv)"
+def copy_into(table: str) -> str:
+    return f"COPY {table} ({', '.join(COLUMNS)}) FROM STDIN"
 
 
-def copying(dsn: str, statements: Sequence[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for ``mapInArrow``: all statements in one transaction, the rows as pyarrow's own CSV."""
+def copying(
+    dsn: str, statements: Sequence[str], form: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for ``mapInArrow``: all statements in one transaction."""
+
+    def lines(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+        import pyarrow as pa
+        import pyarrow.csv
+
+        from cutline.sinks.postgres_binary import HEADER, TRAILER, binary_rows
+
+        if form == "binary":
+            yield HEADER
+        for batch in batches:
+            if form == "binary":
+                yield binary_rows(batch)
+                continue
+            buffer = pa.BufferOutputStream()
+            pa.csv.write_csv(batch, buffer, pa.csv.WriteOptions(include_header=False, quoting_style="needed"))
+            yield buffer.getvalue().to_pybytes()
+        if form == "binary":
+            yield TRAILER
 
     def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import psycopg
         import pyarrow as pa
-        import pyarrow.csv
 
-        rows = 0
         with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
             for statement in statements:
                 if not statement.startswith("COPY"):
                     cursor.execute(statement.encode())
                     continue
-                with cursor.copy(statement.encode()) as transfer:
-                    for batch in batches:
-                        buffer = pa.BufferOutputStream()
-                        options = pa.csv.WriteOptions(include_header=False, quoting_style="needed")
-                        pa.csv.write_csv(batch, buffer, options)
-                        transfer.write(memoryview(buffer.getvalue()))
-                        rows += batch.num_rows
-        yield pa.RecordBatch.from_pydict({"rows": [rows]})
+                with cursor.copy(f"{statement} (FORMAT {form})".encode()) as transfer:
+                    for data in lines(batches):
+                        transfer.write(data)
+        yield pa.RecordBatch.from_pydict({"rows": [0]})
 
     return copy
 
@@ -322,7 +338,7 @@ class SqliteCase:
     def sink(self) -> Sink:
         return SQLite(self.path, "payments")
 
-    def plain(self, is_synced: bool) -> Write:
+    def plain(self, way: str) -> Write:
         import pyarrow as pa
 
         with closing(sqlite3.connect(self.path)) as db:
@@ -381,7 +397,7 @@ class JetStreamCase:
     def sink(self) -> Sink:
         return JetStream(self.server.url, self.stream, self.subject, staging=self.staging)
 
-    def plain(self, is_synced: bool) -> Write:
+    def plain(self, way: str) -> Write:
         import nats
 
         async def create() -> None:
@@ -471,7 +487,7 @@ def measure(case: Any, way: str, spark: SparkSession, rows: int, epochs: int) ->
         place = case(folder, SERVERS)
         frames = [payments(spark, rows, epoch, is_upsert=case.is_upsert) for epoch in range(epochs + 1)]
         published = Published(place.sink(), frames[0]) if way == "sink" else None
-        write: Write = published.write if published is not None else place.plain(way == "synced")
+        write: Write = published.write if published is not None else place.plain(way)
         write(frames[0], 0)
         before = dict(published.spent) if published is not None else {}
         os.sync()  # what others have left for the disk to do is not counted

@@ -14,6 +14,7 @@ from cutline.crashpoints import crashpoint
 from cutline.errors import InvariantViolation, SinkError
 from cutline.ids import NO_EPOCH, Epoch
 from cutline.sinks.arrow_types import rows_schema
+from cutline.sinks.postgres_binary import fits_binary
 from cutline.sinks.postgres_books import (
     LedgerRow,
     Share,
@@ -80,6 +81,7 @@ class Postgres:
         self._context: SinkContext | None = None
         self._plan: Plan | None = None
         self._seen_version = 0
+        self._is_binary = False
 
     def __repr__(self) -> str:
         # The connection string may hold a password.
@@ -106,7 +108,9 @@ class Postgres:
 
     def stager(self) -> Stager:
         plan = self._opened()[1]
-        return PostgresStager(dsn=self._dsn, schema=self._books, ledger=plan.ledger, columns=plan.columns)
+        return PostgresStager(
+            dsn=self._dsn, schema=self._books, ledger=plan.ledger, columns=plan.columns, is_binary=self._is_binary
+        )
 
     def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:
         """Write down what the epoch will publish, for whichever sink of the flow publishes it."""
@@ -267,6 +271,7 @@ class Postgres:
         found = columns_of(connection, target)
         like = {name: found[name] for name in columns}
         align_staging(connection, self._books, ledger, like)
+        self._is_binary = fits_binary(columns, {name: column.type for name, column in like.items()})
         if self.can_rewind and self.key:
             loose = {name: column if name in self.key else column.optional() for name, column in like.items()}
             align_side_table(connection, (self._books, f"before_{ledger}"), BEFORE_COLUMNS, loose)

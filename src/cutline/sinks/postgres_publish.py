@@ -26,6 +26,11 @@ _NEWEST = (
     " WHERE piece = ANY(%(pieces)s)) p USING (cutline_piece)"
     " ORDER BY {keys}, cutline_batch DESC, cutline_task DESC, cutline_row DESC"
 )
+#: Up to the end of the transaction, unless the server allows more anyway: a sort on disk takes longer.
+_ROOM_TO_SORT = (
+    "SELECT set_config('work_mem', '64MB', true)"
+    " WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('64MB')"
+)
 #: For each key that was changed after an epoch: what it was then.
 _OLDEST = (
     "SELECT DISTINCT ON ({keys}) * FROM {books}.{before} WHERE cutline_epoch > %(epoch)s ORDER BY {keys}, cutline_epoch"
@@ -49,7 +54,7 @@ class Publication:
         there = check_there(self._connection, self._books, share, hint=_GONE_HINT)
         todo = [piece for piece, (_, published) in there.items() if published is None]
         expected = sum(there[piece][0] for piece in todo)
-        found = self._upsert(todo, epoch) if self._plan.key else self._append(todo, epoch)
+        found = self._upsert(todo, epoch, expected) if self._plan.key else self._append(todo, epoch)
         if found != expected:
             raise SinkError(
                 f"{found} of {expected} staged rows are there", next_step=_GONE_HINT, sink=self._plan.sink, epoch=epoch
@@ -87,14 +92,16 @@ class Publication:
             epoch=epoch,
         )
 
-    def _upsert(self, pieces: list[int], epoch: Epoch) -> int:
+    def _upsert(self, pieces: list[int], epoch: Epoch, expected: int) -> int:
+        """How many staged rows there are."""
         # All parts of one statement see the table as it is before any of them.
         keep = (
             ", kept AS (INSERT INTO {books}.{before} (cutline_epoch, cutline_existed, {keys_and_others})"
             " SELECT %(epoch)s, t.{first_key} IS NOT NULL, {new_keys_and_old_others}"
             " FROM newest n LEFT JOIN {schema}.{table} t ON {same_key})"
         )
-        self._run(
+        self._connection.execute(_ROOM_TO_SORT)
+        changed = self._run(
             "WITH newest AS MATERIALIZED ("
             + _NEWEST
             + ")"
@@ -104,6 +111,8 @@ class Publication:
             pieces=pieces,
             epoch=epoch,
         )
+        if changed == expected:
+            return expected  # all of them, each of another key
         count = "SELECT count(*) FROM {books}.{staged} WHERE cutline_piece = ANY(%s)"
         staged = composed(count, books=self._books, staged=f"staged_{self._plan.ledger}")
         return int(one(self._connection.execute(staged, (pieces,)).fetchone())[0])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cutline.errors import NotDone, SinkError
+from cutline.sinks.postgres_binary import HEADER, TRAILER, copy_binary
 from cutline.sinks.postgres_connection import Address
 from cutline.sinks.postgres_types import copy_text
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from cutline.sinks.postgres_connection import Connection, Cursor
 
 PIECE_COLUMN, ROW_COLUMN = "cutline_piece", "cutline_row"
-#: Rows are turned into text in portions of this many, so that a large batch is not held twice.
+#: Rows are converted in portions of this many, so that a large batch is not held twice.
 _ROWS_AT_ONCE = 20_000
 #: So many tables take the staged batches of a sink in turn, so that one is emptied while others are written to.
 _TABLES = 4
@@ -43,6 +44,8 @@ class PostgresStager:
     #: Number of the sink in the ledger; its staging tables are named after it.
     ledger: int
     columns: tuple[str, ...]
+    #: Whether the table's columns have exactly the types of the rows, see ``postgres_binary``.
+    is_binary: bool
 
     def open(self, attempt: StageAttempt) -> PostgresWriter:
         return PostgresWriter(self, attempt)
@@ -64,10 +67,11 @@ class PostgresWriter:
             with self._clear_errors():
                 if self._transfer is None:
                     self._transfer = _Transfer(self._address.connect(), self._stager, self._attempt)
-                text = copy_text(part, self._rows, self._transfer.piece)
-                self._transfer.write(text)
+                convert = copy_binary if self._stager.is_binary else copy_text
+                data = convert(part, self._rows, self._transfer.piece)
+                self._transfer.write(data)
             self._rows += part.num_rows
-            self._size_bytes += len(text)
+            self._size_bytes += len(data)
 
     def close(self) -> list[Piece]:
         """Commit the rows together with the piece that names them."""
@@ -112,20 +116,25 @@ class _Transfer:
         self._cursor: Cursor = connection.cursor()
         self._cursor.execute("SELECT nextval(%s::regclass)", (f'"{stager.schema}".piece_numbers',))
         self.piece = int(next(iter(self._cursor))[0])
-        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
             sql.Identifier(stager.schema, staged_tables(stager.ledger)[attempt.batch % _TABLES]),
             sql.SQL(", ").join(map(sql.Identifier, (PIECE_COLUMN, ROW_COLUMN, *stager.columns))),
+            sql.SQL("binary" if stager.is_binary else "text"),
         )
         self._exits = contextlib.ExitStack()
         self._copy: psycopg.Copy = self._exits.enter_context(self._cursor.copy(statement))
+        if stager.is_binary:
+            self.write(HEADER)
 
-    def write(self, text: bytes) -> None:
-        self._copy.write(text)
+    def write(self, data: bytes) -> None:
+        self._copy.write(data)
 
     def commit(self, rows: int) -> None:
         from psycopg import sql
 
         attempt = self._attempt
+        if self._stager.is_binary:
+            self.write(TRAILER)
         self._exits.close()
         if self._cursor.rowcount != rows:
             raise SinkError(f"PostgreSQL has taken {self._cursor.rowcount} of {rows} rows", batch=attempt.batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -470,3 +470,96 @@ def test_tables_go_back_together(dsn: str) -> None:
     assert counts(dsn) == (1, 1)
     assert before is not None
     assert query(dsn, "SELECT pg_current_xact_id()::text::bigint") == [(before[0] + 2,)]  # one for both
+
+
+# ------------------------------------------------------------------------------------------------- binary
+
+SIMPLE_TYPES = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("tiny", pa.int8()),
+        ("small", pa.int16()),
+        ("number", pa.int32()),
+        ("single", pa.float32()),
+        ("double", pa.float64()),
+        ("flag", pa.bool_()),
+        ("text", pa.string()),
+        ("raw", pa.binary()),
+        ("day", pa.date32()),
+        ("local", pa.timestamp("us")),
+        ("at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+def simple_row(number: int) -> Row:
+    """Its values at the edges; every column but the first is null in some row."""
+    edge: Row = {
+        "tiny": -128,
+        "small": 2**15 - 1,
+        "number": -(2**31),
+        "single": 0.25,
+        "double": -5e-324,
+        "flag": number % 2 == 0,
+        "text": "☃\n\t\\." * number,
+        "raw": b"\x00\xff" * number,
+        "day": date(1, 1, 1),
+        "local": datetime(1, 1, 1, 0, 0, 0, 1),  # noqa: DTZ001 (it has no zone on purpose)
+        "at": datetime(2024, 2, 29, 23, 59, 59, 999_999, tzinfo=UTC),
+    }
+    names = list(edge)
+    if number < len(names):
+        edge[names[number]] = None
+    return {"id": number, **edge}
+
+
+def test_simple_types_are_sent_in_binary_and_come_back(dsn: str) -> None:
+    given = [simple_row(number) for number in range(len(SIMPLE_TYPES) + 1)]
+    case = start(dsn, schema=SIMPLE_TYPES)
+    assert case.sink.stager().is_binary  # type: ignore[attr-defined]
+    case.publish(1, 0, given[:5], given[5:])
+    with psycopg.connect(dsn) as connection:
+        connection.execute("SET timezone = 'UTC'")
+        found = connection.execute("SELECT * FROM out ORDER BY id").fetchall()
+    assert [dict(zip(SIMPLE_TYPES.names, row, strict=False)) for row in found] == given
+
+
+def test_rows_that_other_arrow_types_hold_are_sent_in_binary_too(dsn: str) -> None:
+    case = start(dsn)
+    kinds = (pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()))
+    pieces = []
+    for batch, kind in enumerate(kinds):
+        writer = case.sink.stager().open(attempt_of(case, batch))
+        names = pa.array(["left out", None, "", f"as {batch}"]).cast(kind)
+        table = pa.record_batch([pa.array(range(batch * 4, batch * 4 + 4)), names], names=["id", "name"])
+        writer.write(table.slice(1))  # an array that does not begin where its buffers do
+        pieces.append(StagedBatch(generation=FIRST, batch=BatchId(batch), rows=3, bytes=0, pieces=writer.close()))
+    case.commit(1, *pieces)
+    assert query(dsn, "SELECT id % 4, name FROM out ORDER BY id") == [
+        row for batch in range(3) for row in ((1, None), (2, ""), (3, f"as {batch}"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "is_binary"),
+    [
+        ("key varchar, value bigint", True),
+        ("key text, value numeric", False),
+    ],
+)
+def test_binary_is_for_columns_of_exactly_the_type(dsn: str, table: str, is_binary: bool) -> None:
+    query(dsn, f"CREATE TABLE out ({table}, cutline_epoch bigint)")
+    case = start(dsn, schema=KEYED)
+    assert case.sink.stager().is_binary is is_binary  # type: ignore[attr-defined]
+    case.publish(1, 0, pairs(a=1))
+    assert query(dsn, "SELECT key, value FROM out") == [("a", 1)]
+
+
+def test_what_lies_before_postgres_calendar_is_refused(dsn: str) -> None:
+    schema = pa.schema([("day", pa.date32()), ("at", pa.timestamp("us"))])
+    case = start(dsn, schema=schema)
+    for day, at in ((-(2**31), 0), (0, -(2**63)), (0, -(2**63) + 946_684_800_000_000)):
+        writer = case.sink.stager().open(attempt_of(case, 0))
+        columns = [pa.array([day], pa.int32()).cast(pa.date32()), pa.array([at], pa.int64()).cast(pa.timestamp("us"))]
+        with pytest.raises(SinkError, match="4713"):
+            writer.write(pa.record_batch(columns, schema))

@@ -25,6 +25,7 @@ from cutline.sinks.postgres_books import (
     load_ledger,
     load_prepared,
     store_prepared,
+    waiting_for_earlier,
 )
 from cutline.sinks.postgres_clearing import clear_staged
 from cutline.sinks.postgres_connection import Address, Session, life
@@ -134,14 +135,20 @@ class Postgres:
             return
 
         def publish(connection: Connection) -> list[Share]:
-            others = load_prepared(connection, self._books, permit, str(token.get("life", "")))
+            prepared_by = str(token.get("life", ""))
+            others = load_prepared(connection, self._books, permit, prepared_by)
             shares = [share, *(other for other in others if other.plan.ledger != plan.ledger)]
             rows = load_ledger(connection, self._books, [one.plan.ledger for one in shares], lock=True)
             if is_published(connection, self._books, rows[plan.ledger], permit, share.pieces):
                 return []
             check_owner(rows[plan.ledger], permit.sink, seen_version=self._seen_version, life=life())
-            # Another sink that is further on, or was taken back, has its own permit to be judged by.
-            shares = [one for one in shares if one is share or _is_due(rows.get(one.plan.ledger), permit.epoch)]
+            # Another sink that is further on or not yet so far, or was taken back, has its own permit to be judged by.
+            late = waiting_for_earlier(connection, self._books, permit, prepared_by)
+            shares = [
+                one
+                for one in shares
+                if one is share or (one.plan.ledger not in late and _is_due(rows.get(one.plan.ledger), permit.epoch))
+            ]
             _pass("sink-commit-begun", shares)
             for one in shares:
                 Publication(connection, self._books, one.plan, life=life()).publish(

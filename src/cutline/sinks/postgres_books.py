@@ -117,6 +117,20 @@ def load_prepared(connection: Connection, books: str, permit: CommitPermit, life
     return [Share(plan=msgspec.json.decode(plan, type=Plan), pieces=pieces) for plan, pieces in rows]
 
 
+def waiting_for_earlier(connection: Connection, books: str, permit: CommitPermit, life: str) -> set[int]:
+    """Of the flow's sinks those that have rows of an earlier epoch to publish first, whose own commit is under way.
+
+    What was prepared for an epoch up to the complete one before the permit's is part of that one, or of one before it.
+    """
+    statement = composed(
+        "SELECT p.ledger FROM {books}.prepared p JOIN {books}.ledger l ON l.ledger = p.ledger"
+        " WHERE p.flow = %s AND p.life = %s AND p.epoch > l.epoch AND p.epoch <= %s AND EXISTS"
+        " (SELECT 1 FROM {books}.pieces s WHERE s.piece = ANY (p.pieces) AND s.epoch IS NULL)",
+        books=books,
+    )
+    return {ledger for (ledger,) in connection.execute(statement, (permit.flow, life, permit.previous_epoch))}
+
+
 def staged_pieces(
     connection: Connection, books: str, ledger: int, pieces: Sequence[int]
 ) -> dict[int, tuple[int, int | None]]:

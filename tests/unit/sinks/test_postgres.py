@@ -429,6 +429,25 @@ def test_a_sink_without_rows_or_without_this_epoch_does_not_hinder_the_other(dsn
     assert counts(dsn) == (2, 2)
 
 
+def test_nobody_publishes_a_later_epoch_for_a_sink_that_has_rows_of_an_earlier_one(dsn: str) -> None:
+    a, b = two(dsn)
+    first, second = a.stage(0, rows(1)), a.stage(1, rows(2))
+    token = a.sink.prepare(Epoch(1), [first])  # complete, but the server was away when it was to be published
+    b.commit(1)
+    a.sink.prepare(Epoch(2), [second])
+    b.publish(2, 1, rows(1))
+    assert counts(dsn) == (0, 1)
+    a.sink.commit(a.permit(1, [first]), [first], token)
+    a.through, a.previous = BatchId(0), Epoch(1)
+    a.commit(2, second)
+    assert counts(dsn) == (2, 1)
+    a.sink.prepare(Epoch(3), [third := a.stage(2, rows(3))])
+    b.publish(3, 2, rows(2))  # from here on they go together again
+    assert counts(dsn) == (3, 2)
+    a.commit(3, third)
+    assert counts(dsn) == (3, 2)
+
+
 def test_batches_that_two_open_epochs_hold_are_published_once(dsn: str) -> None:
     a, b = two(dsn)
     first, second = [[case.stage(batch, rows(batch)) for case in (a, b)] for batch in (0, 1)]

@@ -281,6 +281,15 @@ class PostgresUpsertCase(PostgresCase):
         )
 
 
+class PostgresForGoodCase(PostgresUpsertCase):
+    """The same, and the sink keeps nothing that a rewind would need, as the plain way does not."""
+
+    name = "postgres-upsert-for-good"
+
+    def sink(self) -> Sink:
+        return Postgres(self.dsn, "payments", mode="upsert", key=["id"], rewindable=False)
+
+
 def copy_into(table: str) -> str:
     return f"COPY {table} ({', '.join(COLUMNS)}) FROM STDIN"
 
@@ -470,6 +479,7 @@ CASES: dict[str, Any] = {
         DeltaUpsertCase,
         PostgresCase,
         PostgresUpsertCase,
+        PostgresForGoodCase,
         SqliteCase,
         SqliteUpsertCase,
         JetStreamCase,

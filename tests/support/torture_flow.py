@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from cutline import durable, wiring
 from cutline.config import build_options
-from cutline.errors import StoreError
+from cutline.errors import DamagedRecordError, StoreError
 from cutline.flow import Flow
 from cutline.ids import BatchId, Epoch, OperatorId, Position, SinkId
 from cutline.layout import Layout
@@ -289,15 +289,15 @@ def rows_at_epochs(folder: Path, *, but: Collection[int] = ()) -> dict[int, tupl
     for epoch in store.epochs():
         if epoch in but:
             continue
-        cuts = {}
-        for operator, cut in store.load_manifest(epoch).operators.items():
-            if operator == EVENTS:
-                cuts[operator] = (cut.batch + 1) * ROWS_PER_BATCH
-            else:
-                record = store.load_record(store.load_manifest(epoch), operator)
-                cuts[operator] = _seen(folder, cut.batch, record.generation)
-        if len(cuts) == 2:
-            found[int(epoch)] = (cuts[EVENTS], cuts[LATEST])
+        try:
+            manifest = store.load_manifest(epoch)
+            if len(manifest.operators) < 2:
+                continue  # per-operator mode
+            generation = store.load_record(manifest, LATEST).generation
+        except DamagedRecordError:
+            continue  # collected while we look; it was noted while it was new
+        cuts = {operator: cut.batch for operator, cut in manifest.operators.items()}
+        found[int(epoch)] = ((cuts[EVENTS] + 1) * ROWS_PER_BATCH, _seen(folder, cuts[LATEST], generation))
     return found
 
 

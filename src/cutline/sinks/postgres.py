@@ -7,13 +7,16 @@ one transaction. Its permit says that the checkpoint exists, and a checkpoint ex
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from cutline.crashpoints import crashpoint
-from cutline.errors import InvariantViolation, SinkError
+from cutline.errors import InvariantViolation, SinkError, StoreError
 from cutline.ids import NO_EPOCH, Epoch
+from cutline.logs import get_logger
 from cutline.sinks.arrow_types import rows_schema
+from cutline.sinks.postgres_binary import fits_binary
 from cutline.sinks.postgres_books import (
     LedgerRow,
     Share,
@@ -24,17 +27,19 @@ from cutline.sinks.postgres_books import (
     ledgers_behind,
     load_ledger,
     load_prepared,
+    store_claim,
     store_prepared,
 )
+from cutline.sinks.postgres_clearing import clear_staged
 from cutline.sinks.postgres_connection import Address, Session, life
 from cutline.sinks.postgres_publish import Publication
 from cutline.sinks.postgres_reading import read_table
 from cutline.sinks.postgres_staging import PostgresStager
 from cutline.sinks.postgres_tables import (
     BEFORE_COLUMNS,
-    STAGED_COLUMNS,
     Plan,
     align_side_table,
+    align_staging,
     columns_of,
     create_table,
     enter_ledger,
@@ -43,12 +48,14 @@ from cutline.sinks.postgres_tables import (
     open_books,
 )
 from cutline.sinks.postgres_types import is_usable_name, table_columns
-from cutline.sinks.staged import check_commit
+from cutline.sinks.staged import check_claim, check_commit
 
 if TYPE_CHECKING:
     from cutline.ports import Published, SinkContext, StagedBatch, Stager, Wish
     from cutline.protocol.commit import CommitPermit
     from cutline.sinks.postgres_connection import Connection
+
+log = get_logger(__name__)
 
 
 class Postgres:
@@ -81,6 +88,8 @@ class Postgres:
         self._context: SinkContext | None = None
         self._plan: Plan | None = None
         self._seen_version = 0
+        self._own_claim = ""
+        self._is_binary = False
 
     def __repr__(self) -> str:
         # The connection string may hold a password.
@@ -105,9 +114,23 @@ class Postgres:
         self._plan, row = self._reads.run("be opened", prepare_tables, is_steady=False)
         self._seen_version = row.version
 
+    def claim(self) -> None:
+        """The claim is looked at in the transaction that publishes."""
+        plan = self._opened()[1]
+        # With the process in it: what one of its sinks publishes for another one of them must be its own too.
+        claim = f"{life()}-{secrets.token_hex(4)}"
+
+        def take(connection: Connection) -> int:
+            return store_claim(connection, self._books, plan.ledger, claim=claim, life=life())
+
+        self._seen_version = self._writes.run("be claimed", take)
+        self._own_claim = claim
+
     def stager(self) -> Stager:
         plan = self._opened()[1]
-        return PostgresStager(dsn=self._dsn, schema=self._books, ledger=plan.ledger, columns=plan.columns)
+        return PostgresStager(
+            dsn=self._dsn, schema=self._books, ledger=plan.ledger, columns=plan.columns, is_binary=self._is_binary
+        )
 
     def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:
         """Write down what the epoch will publish, for whichever sink of the flow publishes it."""
@@ -139,6 +162,7 @@ class Postgres:
             rows = load_ledger(connection, self._books, {plan.ledger, *(one.plan.ledger for one in shares)}, lock=True)
             if share.pieces and is_published(connection, self._books, rows[plan.ledger], permit, share.pieces):
                 return []
+            check_claim(rows[plan.ledger].claim, self._own_claim, context, permit.epoch)
             check_owner(rows[plan.ledger], permit.sink, seen_version=self._seen_version, life=life())
             # Another sink that is further on, was taken back, or has an earlier epoch to publish first, has its own
             # permits to be judged by.
@@ -158,6 +182,19 @@ class Postgres:
 
         published = self._writes.run("take the epoch", publish, flow=permit.flow, epoch=permit.epoch)
         _pass("sink-commit-done", published)
+        if share.pieces:
+            self._clear(plan)
+
+    def _clear(self, plan: Plan) -> None:
+        """That published rows lie staged for a while is no reason to call the epoch unpublished."""
+        try:
+            self._writes.run(
+                "lose staged rows",
+                lambda connection: clear_staged(connection, self._books, plan.ledger),
+                is_steady=False,
+            )
+        except (StoreError, SinkError) as error:
+            log.warning("staged_rows_stay", sink=plan.sink, reason=str(error))
 
     def abort(self, staged: Iterable[StagedBatch]) -> None:
         """Delete exactly the named pieces; what is published has no staged rows any more and stays."""
@@ -195,6 +232,7 @@ class Postgres:
                 row = rows[plan.ledger]
                 if row.epoch <= epoch:
                     continue
+                check_claim(row.claim, sink._own_claim, sink._opened()[0], epoch)
                 check_owner(row, plan.sink, seen_version=sink._seen_version, life=life())
                 if epoch < row.reach:
                     raise SinkError(
@@ -273,7 +311,8 @@ class Postgres:
         )
         found = columns_of(connection, target)
         like = {name: found[name] for name in columns}
-        align_side_table(connection, (self._books, f"staged_{ledger}"), STAGED_COLUMNS, like)
+        align_staging(connection, self._books, ledger, like)
+        self._is_binary = fits_binary(columns, {name: column.type for name, column in like.items()})
         if self.can_rewind and self.key:
             loose = {name: column if name in self.key else column.optional() for name, column in like.items()}
             align_side_table(connection, (self._books, f"before_{ledger}"), BEFORE_COLUMNS, loose)
@@ -293,7 +332,9 @@ def _numbers(staged: Iterable[StagedBatch]) -> list[int]:
 
 
 def _is_due(row: LedgerRow | None, epoch: Epoch) -> bool:
-    return row is not None and row.epoch < epoch and row.rewound < epoch
+    if row is None or (row.claim and not row.claim.startswith(f"{life()}-")):
+        return False  # another process is just taking all of them over
+    return row.epoch < epoch and row.rewound < epoch
 
 
 def _pass(point: str, shares: Iterable[Share]) -> None:

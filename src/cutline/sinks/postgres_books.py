@@ -34,6 +34,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     #: Grows with every change, and who has made the last one.
     version: int
     life: str
+    #: Who may publish: a process and a sink of it; empty: nobody has claimed it.
+    claim: str
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +45,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     pieces: list[int]
 
 
-_FIELDS = ("ledger", "epoch", "generation", "highest", "rewound", "forgotten", "reach", "version", "life")
+_FIELDS = ("ledger", "epoch", "generation", "highest", "rewound", "forgotten", "reach", "version", "life", "claim")
 
 
 def load_ledger(
@@ -68,6 +70,15 @@ def check_owner(row: LedgerRow, sink: str, *, seen_version: int, life: str) -> N
             next_step="stop this process: another one runs the flow. If there is none, start the flow again",
             sink=sink,
         )
+
+
+def store_claim(connection: Connection, books: str, ledger: int, *, claim: str, life: str) -> int:
+    """The version of the ledger from which on only the claimant publishes."""
+    statement = composed(
+        "UPDATE {books}.ledger SET claim = %s, life = %s, version = version + 1 WHERE ledger = %s RETURNING version",
+        books=books,
+    )
+    return int(one(connection.execute(statement, (claim, life, ledger)).fetchone())[0])
 
 
 def is_published(
@@ -155,7 +166,7 @@ def check_there(connection: Connection, books: str, share: Share, *, hint: str) 
 def delete_pieces(connection: Connection, books: str, ledger: int, pieces: Sequence[int]) -> None:
     """Throw away staged rows, the pieces that name them, and what was to publish them.
 
-    What is published has no such rows any more.
+    Of what is published nothing in the table changes.
     """
     delete = composed(
         "DELETE FROM {books}.{staged} WHERE cutline_piece = ANY(%s)", books=books, staged=f"staged_{ledger}"

@@ -134,7 +134,8 @@ class Session:
 
         The step must find out by itself what an earlier try has done: a COMMIT whose answer was lost may have counted.
         A try that is still under way on a lost connection holds its locks, so the next one waits for it.
-        ``is_steady``: who changes meanwhile what the step has read makes it fail, and it is tried again.
+        ``is_steady``: who changes meanwhile what the step has read makes it fail, and it is tried again. Otherwise each
+        statement sees what is there when it begins.
         """
         import psycopg
         from psycopg import IsolationLevel
@@ -152,7 +153,9 @@ class Session:
                     raise
                 is_committing = False
                 try:
-                    connection.isolation_level = IsolationLevel.REPEATABLE_READ if is_steady else None
+                    connection.isolation_level = (
+                        IsolationLevel.REPEATABLE_READ if is_steady else IsolationLevel.READ_COMMITTED
+                    )
                     result = step(connection)
                     is_committing = True
                     connection.commit()

@@ -1,4 +1,4 @@
-"""Moving rows between staging and the user's table, always inside a transaction that somebody else commits."""
+"""Staged rows on their way into the user's table, and out again, in a transaction that somebody else commits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 from cutline.errors import SinkError
 from cutline.ids import Epoch
 from cutline.sinks.postgres_books import LedgerRow, Share, check_there, delete_pieces, published_epoch
-from cutline.sinks.postgres_tables import EPOCH_COLUMN, Plan, composed
+from cutline.sinks.postgres_tables import EPOCH_COLUMN, Plan, composed, one
 
 if TYPE_CHECKING:
     from psycopg import sql
 
     from cutline.sinks.postgres_connection import Connection
+
+#: So many staged rows are deleted one by one, by the transaction that publishes them.
+FEW_ROWS = 10_000
 
 _GONE_HINT = "who deletes in the books? Restore the flow to an older checkpoint and rewind the sink to it"
 
@@ -22,6 +25,11 @@ _NEWEST = (
     " (SELECT piece AS cutline_piece, batch AS cutline_batch, partition AS cutline_task FROM {books}.pieces"
     " WHERE piece = ANY(%(pieces)s)) p USING (cutline_piece)"
     " ORDER BY {keys}, cutline_batch DESC, cutline_task DESC, cutline_row DESC"
+)
+#: Up to the end of the transaction, unless the server allows more anyway: a sort on disk takes longer.
+_ROOM_TO_SORT = (
+    "SELECT set_config('work_mem', '64MB', true)"
+    " WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('64MB')"
 )
 #: For each key that was changed after an epoch: what it was then.
 _OLDEST = (
@@ -39,15 +47,20 @@ class Publication:
     # ------------------------------------------------------------------ forward
 
     def publish(self, share: Share, *, epoch: Epoch, generation: int) -> None:
-        """Move the rows that no earlier epoch has published, and enter the epoch in the books."""
+        """Copy the rows that no earlier epoch has published, and enter the epoch in the books.
+
+        From then on the staged rows are of no use: they go at once if they are few, otherwise see ``clear_staged``.
+        """
         there = check_there(self._connection, self._books, share, hint=_GONE_HINT)
         todo = [piece for piece, (_, published) in there.items() if published is None]
         expected = sum(there[piece][0] for piece in todo)
-        moved = self._upsert(todo, epoch) if self._plan.key else self._append(todo, epoch)
-        if moved != expected:
+        found = self._upsert(todo, epoch, expected) if self._plan.key else self._append(todo, epoch)
+        if found != expected:
             raise SinkError(
-                f"{moved} of {expected} staged rows are there", next_step=_GONE_HINT, sink=self._plan.sink, epoch=epoch
+                f"{found} of {expected} staged rows are there", next_step=_GONE_HINT, sink=self._plan.sink, epoch=epoch
             )
+        if expected < FEW_ROWS:
+            self._run("DELETE FROM {books}.{staged} WHERE cutline_piece = ANY(%(pieces)s)", pieces=todo)
         ledger = self._plan.ledger
         self._run("UPDATE {books}.pieces SET epoch = %(epoch)s WHERE piece = ANY(%(pieces)s)", pieces=todo, epoch=epoch)
         self._run(
@@ -72,28 +85,37 @@ class Publication:
     def _append(self, pieces: list[int], epoch: Epoch) -> int:
         has_epoch = self._plan.is_rewindable
         return self._run(
-            "WITH moved AS (DELETE FROM {books}.{staged} WHERE cutline_piece = ANY(%(pieces)s) RETURNING {columns})"
-            " INSERT INTO {schema}.{table} ({columns}"
+            "INSERT INTO {schema}.{table} ({columns}"
             + (", {epoch_column}) SELECT {columns}, %(epoch)s" if has_epoch else ") SELECT {columns}")
-            + " FROM moved",
+            + " FROM {books}.{staged} WHERE cutline_piece = ANY(%(pieces)s)",
             pieces=pieces,
             epoch=epoch,
         )
 
-    def _upsert(self, pieces: list[int], epoch: Epoch) -> int:
-        if self._plan.is_rewindable:
-            self._run(
-                "INSERT INTO {books}.{before} (cutline_epoch, cutline_existed, {keys_and_others})"
-                " SELECT %(epoch)s, t.{first_key} IS NOT NULL, {new_keys_and_old_others}"
-                " FROM (" + _NEWEST + ") n LEFT JOIN {schema}.{table} t ON {same_key}",
-                pieces=pieces,
-                epoch=epoch,
-            )
-        self._run(
-            "INSERT INTO {schema}.{table} ({columns}) SELECT {columns} FROM (" + _NEWEST + ") n " + self._on_conflict(),
-            pieces=pieces,
+    def _upsert(self, pieces: list[int], epoch: Epoch, expected: int) -> int:
+        """How many staged rows there are."""
+        # All parts of one statement see the table as it is before any of them.
+        keep = (
+            ", kept AS (INSERT INTO {books}.{before} (cutline_epoch, cutline_existed, {keys_and_others})"
+            " SELECT %(epoch)s, t.{first_key} IS NOT NULL, {new_keys_and_old_others}"
+            " FROM newest n LEFT JOIN {schema}.{table} t ON {same_key})"
         )
-        return self._run("DELETE FROM {books}.{staged} WHERE cutline_piece = ANY(%(pieces)s)", pieces=pieces)
+        self._connection.execute(_ROOM_TO_SORT)
+        changed = self._run(
+            "WITH newest AS MATERIALIZED ("
+            + _NEWEST
+            + ")"
+            + (keep if self._plan.is_rewindable else "")
+            + " INSERT INTO {schema}.{table} ({columns}) SELECT {columns} FROM newest n "
+            + self._on_conflict(),
+            pieces=pieces,
+            epoch=epoch,
+        )
+        if changed == expected:
+            return expected  # all of them, each of another key
+        count = "SELECT count(*) FROM {books}.{staged} WHERE cutline_piece = ANY(%s)"
+        staged = composed(count, books=self._books, staged=f"staged_{self._plan.ledger}")
+        return int(one(self._connection.execute(staged, (pieces,)).fetchone())[0])
 
     def _on_conflict(self) -> str:
         others = [name for name in self._plan.columns if name not in self._plan.key]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cutline.errors import NotDone, SinkError
+from cutline.sinks.postgres_binary import HEADER, TRAILER, copy_binary
 from cutline.sinks.postgres_connection import Address
 from cutline.sinks.postgres_types import copy_text
 
@@ -23,8 +24,15 @@ if TYPE_CHECKING:
     from cutline.sinks.postgres_connection import Connection, Cursor
 
 PIECE_COLUMN, ROW_COLUMN = "cutline_piece", "cutline_row"
-#: Rows are turned into text in portions of this many, so that a large batch is not held twice.
+#: Rows are converted in portions of this many, so that a large batch is not held twice.
 _ROWS_AT_ONCE = 20_000
+#: So many tables take the staged batches of a sink in turn, so that one is emptied while others are written to.
+_TABLES = 4
+
+
+def staged_tables(ledger: int) -> list[str]:
+    """The tables that hold the staged rows of a sink."""
+    return [f"staged_{ledger}_{number}" for number in range(_TABLES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +41,11 @@ class PostgresStager:
 
     dsn: str = field(repr=False)
     schema: str
-    #: Number of the sink in the ledger; its staging table is named after it.
+    #: Number of the sink in the ledger; its staging tables are named after it.
     ledger: int
     columns: tuple[str, ...]
+    #: Whether the table's columns have exactly the types of the rows, see ``postgres_binary``.
+    is_binary: bool
 
     def open(self, attempt: StageAttempt) -> PostgresWriter:
         return PostgresWriter(self, attempt)
@@ -56,18 +66,19 @@ class PostgresWriter:
             part = batch.slice(start, _ROWS_AT_ONCE)
             with self._clear_errors():
                 if self._transfer is None:
-                    self._transfer = _Transfer(self._address.connect(), self._stager)
-                text = copy_text(part, self._rows, self._transfer.piece)
-                self._transfer.write(text)
+                    self._transfer = _Transfer(self._address.connect(), self._stager, self._attempt)
+                convert = copy_binary if self._stager.is_binary else copy_text
+                data = convert(part, self._rows, self._transfer.piece)
+                self._transfer.write(data)
             self._rows += part.num_rows
-            self._size_bytes += len(text)
+            self._size_bytes += len(data)
 
     def close(self) -> list[Piece]:
         """Commit the rows together with the piece that names them."""
         if self._transfer is None:
             return []
         with self._clear_errors():
-            self._transfer.commit(self._attempt, self._rows)
+            self._transfer.commit(self._rows)
         return [{"piece": self._transfer.piece, "rows": self._rows, "size_bytes": self._size_bytes, "name": self._name}]
 
     @contextlib.contextmanager
@@ -98,26 +109,32 @@ class PostgresWriter:
 class _Transfer:
     """One COPY under way, on a connection of its own."""
 
-    def __init__(self, connection: Connection, stager: PostgresStager) -> None:
+    def __init__(self, connection: Connection, stager: PostgresStager, attempt: StageAttempt) -> None:
         from psycopg import sql
 
-        self._connection, self._stager = connection, stager
+        self._connection, self._stager, self._attempt = connection, stager, attempt
         self._cursor: Cursor = connection.cursor()
         self._cursor.execute("SELECT nextval(%s::regclass)", (f'"{stager.schema}".piece_numbers',))
         self.piece = int(next(iter(self._cursor))[0])
-        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
-            sql.Identifier(stager.schema, f"staged_{stager.ledger}"),
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
+            sql.Identifier(stager.schema, staged_tables(stager.ledger)[attempt.batch % _TABLES]),
             sql.SQL(", ").join(map(sql.Identifier, (PIECE_COLUMN, ROW_COLUMN, *stager.columns))),
+            sql.SQL("binary" if stager.is_binary else "text"),
         )
         self._exits = contextlib.ExitStack()
         self._copy: psycopg.Copy = self._exits.enter_context(self._cursor.copy(statement))
+        if stager.is_binary:
+            self.write(HEADER)
 
-    def write(self, text: bytes) -> None:
-        self._copy.write(text)
+    def write(self, data: bytes) -> None:
+        self._copy.write(data)
 
-    def commit(self, attempt: StageAttempt, rows: int) -> None:
+    def commit(self, rows: int) -> None:
         from psycopg import sql
 
+        attempt = self._attempt
+        if self._stager.is_binary:
+            self.write(TRAILER)
         self._exits.close()
         if self._cursor.rowcount != rows:
             raise SinkError(f"PostgreSQL has taken {self._cursor.rowcount} of {rows} rows", batch=attempt.batch)

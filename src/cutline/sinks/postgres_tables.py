@@ -7,6 +7,8 @@ All books are in one schema of the same database, so that rows and books change 
     prepared    what an epoch that is not published yet will publish, for each sink
     epochs      the newest published epochs
     staged_<n>  rows that nobody sees yet        before_<n>  what rows were before an epoch replaced them (upsert)
+
+The rows of ``staged_<n>`` are in a few tables that inherit from it, see ``postgres_clearing``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cutline.errors import SinkError, UnknownFormatError
-from cutline.sinks.postgres_staging import PIECE_COLUMN, ROW_COLUMN
+from cutline.sinks.postgres_staging import PIECE_COLUMN, ROW_COLUMN, staged_tables
 from cutline.sinks.postgres_types import takes
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ _BOOKS = (
     " epoch bigint NOT NULL DEFAULT 0, generation bigint NOT NULL DEFAULT 0,"
     " highest bigint NOT NULL DEFAULT 0, rewound bigint NOT NULL DEFAULT 0,"
     " forgotten bigint NOT NULL DEFAULT 0, reach bigint NOT NULL DEFAULT 0,"
-    " version bigint NOT NULL DEFAULT 0, life text NOT NULL DEFAULT '',"
+    " version bigint NOT NULL DEFAULT 0, life text NOT NULL DEFAULT '', claim text NOT NULL DEFAULT '',"
     " UNIQUE (flow, sink, target))",
     "CREATE SEQUENCE IF NOT EXISTS {books}.piece_numbers",
     "CREATE TABLE IF NOT EXISTS {books}.pieces ("
@@ -235,8 +237,25 @@ def _has_unique_index(connection: Connection, table: tuple[str, str], key: Seque
     return any(set(columns) == set(key) for (columns,) in rows)
 
 
+def align_staging(connection: Connection, books: str, ledger: int, like: dict[str, Column]) -> None:
+    """The staging table, and those that inherit from it: what is changed in the one is changed in all.
+
+    No index: each holds little more than what is published next, and that is read as a whole.
+    """
+    parent = f"staged_{ledger}"
+    align_side_table(connection, (books, parent), STAGED_COLUMNS, like, is_indexed=False)
+    create = "CREATE TABLE IF NOT EXISTS {books}.{table} () INHERITS ({books}.{parent})"
+    for table in staged_tables(ledger):
+        connection.execute(composed(create, books=books, table=table, parent=parent))
+
+
 def align_side_table(
-    connection: Connection, table: tuple[str, str], own: dict[str, str], like: dict[str, Column]
+    connection: Connection,
+    table: tuple[str, str],
+    own: dict[str, str],
+    like: dict[str, Column],
+    *,
+    is_indexed: bool = True,
 ) -> None:
     """Create a side table with columns of its own and those of the rows, or bring one that is there up to date.
 
@@ -250,8 +269,9 @@ def align_side_table(
     if not found:
         columns = [sql.SQL("{} {}").format(sql.Identifier(name), typed(kind)) for name, kind in own.items()]
         connection.execute(sql.SQL("CREATE TABLE {} ({})").format(identifier, sql.SQL(", ").join(columns)))
-        index = sql.SQL("CREATE INDEX ON {} ({})").format(identifier, sql.Identifier(next(iter(own))))
-        connection.execute(index)
+        if is_indexed:
+            index = sql.SQL("CREATE INDEX ON {} ({})").format(identifier, sql.Identifier(next(iter(own))))
+            connection.execute(index)
     for name, column in like.items():
         parts = {"table": identifier, "column": sql.Identifier(name), "kind": typed(column.type)}
         if name not in found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,11 +16,12 @@ import pyarrow as pa
 import pytest
 
 from cutline.errors import CutlineError, RecoveryError, SinkError
-from cutline.ids import NO_BATCH, NO_EPOCH, Epoch, SinkId
+from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, SinkId
+from cutline.ports import StageAttempt, StagedBatch
 from cutline.service.settling import rewind_all
-from cutline.sinks import Postgres, postgres_connection
+from cutline.sinks import Postgres, postgres_clearing, postgres_connection, postgres_publish
 from cutline.testing.postgres_server import PASSWORD, PostgresServer
-from cutline.testing.sink_conformance import SIMPLE, Case, Row, SinkConformance, rows
+from cutline.testing.sink_conformance import FIRST, SIMPLE, Case, Row, SinkConformance, rows
 from tests.support.torture_flow import EVENTS, TortureFlow
 
 #: How the process that is killed in the middle of a commit finds the server.
@@ -202,6 +203,73 @@ def test_nothing_staged_is_left_behind(dsn: str) -> None:
     assert query(dsn, "SELECT count(*) FROM cutline_books.staged_1") == [(0,)]
     assert query(dsn, "SELECT count(*) FROM cutline_books.prepared") == [(0,)]
     assert query(dsn, "SELECT count(*) FROM cutline_books.pieces WHERE epoch IS NULL") == [(0,)]
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are treated as many ones are: nothing is deleted while publishing, tables are emptied afterwards."""
+    monkeypatch.setattr(postgres_publish, "FEW_ROWS", 0)
+    monkeypatch.setattr(postgres_clearing, "WORTH_EMPTYING_BYTES", 1)
+
+
+def attempt_of(case: Case, batch: int) -> StageAttempt:
+    names = case.context
+    return StageAttempt(
+        flow=names.flow, operator=names.operator, generation=FIRST, batch=BatchId(batch), partition=0, attempt="a"
+    )
+
+
+def staged_bytes(dsn: str) -> int:
+    found = query(dsn, "SELECT sum(pg_relation_size(inhrelid)) FROM pg_inherits")
+    return int(found[0][0])
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("options", [{}, {"mode": "upsert", "key": ["id"]}])
+def test_staging_tables_are_emptied_but_for_what_is_not_published(dsn: str, options: dict[str, Any]) -> None:
+    case = start(dsn, **options)
+    later = case.stage(4, rows(3))  # is staged in the same table as batch 0
+    case.stage(0, rows(1))  # an attempt that nobody has named
+    case.publish(1, 0, rows(1, 2))
+    assert query(dsn, "SELECT id FROM cutline_books.staged_1") == [(3,)]
+    case.commit(2, later)
+    assert query(dsn, "SELECT id FROM out ORDER BY id") == [(1,), (2,), (3,)]
+    assert staged_bytes(dsn) == 0
+
+
+@pytest.mark.usefixtures("many")
+def test_a_table_that_a_task_writes_to_is_not_emptied(dsn: str) -> None:
+    case = start(dsn)
+    writer = case.sink.stager().open(attempt_of(case, 4))
+    writer.write(pa.RecordBatch.from_pylist(rows(3), SIMPLE))
+    case.publish(1, 0, rows(1, 2))
+    pieces = writer.close()
+    assert query(dsn, "SELECT id FROM cutline_books.staged_1") == [(3,)]
+    case.commit(2, StagedBatch(generation=FIRST, batch=BatchId(4), rows=1, bytes=0, pieces=pieces))
+    assert query(dsn, "SELECT id FROM out ORDER BY id") == [(1,), (2,), (3,)]
+    assert staged_bytes(dsn) == 0
+
+
+@pytest.mark.usefixtures("many")
+def test_what_a_crash_left_staged_is_not_published_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = start(dsn)
+    with monkeypatch.context() as crash:
+        crash.setattr("cutline.sinks.postgres.clear_staged", lambda *_: None)
+        case.publish(1, 0, rows(1, 2))
+    assert query(dsn, "SELECT count(*) FROM cutline_books.staged_1") == [(2,)]
+    case.open(Postgres(dsn, "out"))
+    case.publish(2, 4, rows(3))
+    assert query(dsn, "SELECT id, cutline_epoch FROM out ORDER BY id") == [(1, 1), (2, 1), (3, 2)]
+    assert staged_bytes(dsn) == 0
+
+
+def test_an_epoch_of_many_rows_leaves_nothing_staged(dsn: str) -> None:
+    case = start(dsn)
+    writer = case.sink.stager().open(attempt_of(case, 0))
+    writer.write(pa.record_batch({"id": range(30_000), "name": ["x" * 40] * 30_000}, SIMPLE))
+    case.commit(1, StagedBatch(generation=FIRST, batch=BatchId(0), rows=30_000, bytes=0, pieces=writer.close()))
+    assert query(dsn, "SELECT count(*), count(DISTINCT id) FROM out") == [(30_000, 30_000)]
+    assert staged_bytes(dsn) == 0
 
 
 def test_text_that_copy_could_misread_comes_back(dsn: str) -> None:
@@ -469,3 +537,96 @@ def test_tables_go_back_together(dsn: str) -> None:
     assert counts(dsn) == (1, 1)
     assert before is not None
     assert query(dsn, "SELECT pg_current_xact_id()::text::bigint") == [(before[0] + 2,)]  # one for both
+
+
+# ------------------------------------------------------------------------------------------------- binary
+
+SIMPLE_TYPES = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("tiny", pa.int8()),
+        ("small", pa.int16()),
+        ("number", pa.int32()),
+        ("single", pa.float32()),
+        ("double", pa.float64()),
+        ("flag", pa.bool_()),
+        ("text", pa.string()),
+        ("raw", pa.binary()),
+        ("day", pa.date32()),
+        ("local", pa.timestamp("us")),
+        ("at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+def simple_row(number: int) -> Row:
+    """Its values at the edges; every column but the first is null in some row."""
+    edge: Row = {
+        "tiny": -128,
+        "small": 2**15 - 1,
+        "number": -(2**31),
+        "single": 0.25,
+        "double": -5e-324,
+        "flag": number % 2 == 0,
+        "text": "☃\n\t\\." * number,
+        "raw": b"\x00\xff" * number,
+        "day": date(1, 1, 1),
+        "local": datetime(1, 1, 1, 0, 0, 0, 1),  # noqa: DTZ001 (it has no zone on purpose)
+        "at": datetime(2024, 2, 29, 23, 59, 59, 999_999, tzinfo=UTC),
+    }
+    names = list(edge)
+    if number < len(names):
+        edge[names[number]] = None
+    return {"id": number, **edge}
+
+
+def test_simple_types_are_sent_in_binary_and_come_back(dsn: str) -> None:
+    given = [simple_row(number) for number in range(len(SIMPLE_TYPES) + 1)]
+    case = start(dsn, schema=SIMPLE_TYPES)
+    assert case.sink.stager().is_binary  # type: ignore[attr-defined]
+    case.publish(1, 0, given[:5], given[5:])
+    with psycopg.connect(dsn) as connection:
+        connection.execute("SET timezone = 'UTC'")
+        found = connection.execute("SELECT * FROM out ORDER BY id").fetchall()
+    assert [dict(zip(SIMPLE_TYPES.names, row, strict=False)) for row in found] == given
+
+
+def test_rows_that_other_arrow_types_hold_are_sent_in_binary_too(dsn: str) -> None:
+    case = start(dsn)
+    kinds = (pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()))
+    pieces = []
+    for batch, kind in enumerate(kinds):
+        writer = case.sink.stager().open(attempt_of(case, batch))
+        names = pa.array(["left out", None, "", f"as {batch}"]).cast(kind)
+        table = pa.record_batch([pa.array(range(batch * 4, batch * 4 + 4)), names], names=["id", "name"])
+        writer.write(table.slice(1))  # an array that does not begin where its buffers do
+        pieces.append(StagedBatch(generation=FIRST, batch=BatchId(batch), rows=3, bytes=0, pieces=writer.close()))
+    case.commit(1, *pieces)
+    assert query(dsn, "SELECT id % 4, name FROM out ORDER BY id") == [
+        row for batch in range(3) for row in ((1, None), (2, ""), (3, f"as {batch}"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "is_binary"),
+    [
+        ("key varchar, value bigint", True),
+        ("key text, value numeric", False),
+    ],
+)
+def test_binary_is_for_columns_of_exactly_the_type(dsn: str, table: str, is_binary: bool) -> None:
+    query(dsn, f"CREATE TABLE out ({table}, cutline_epoch bigint)")
+    case = start(dsn, schema=KEYED)
+    assert case.sink.stager().is_binary is is_binary  # type: ignore[attr-defined]
+    case.publish(1, 0, pairs(a=1))
+    assert query(dsn, "SELECT key, value FROM out") == [("a", 1)]
+
+
+def test_what_lies_before_postgres_calendar_is_refused(dsn: str) -> None:
+    schema = pa.schema([("day", pa.date32()), ("at", pa.timestamp("us"))])
+    case = start(dsn, schema=schema)
+    for day, at in ((-(2**31), 0), (0, -(2**63)), (0, -(2**63) + 946_684_800_000_000)):
+        writer = case.sink.stager().open(attempt_of(case, 0))
+        columns = [pa.array([day], pa.int32()).cast(pa.date32()), pa.array([at], pa.int64()).cast(pa.timestamp("us"))]
+        with pytest.raises(SinkError, match="4713"):
+            writer.write(pa.record_batch(columns, schema))

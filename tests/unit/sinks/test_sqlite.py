@@ -21,7 +21,7 @@ import pytest
 from cutline.errors import ConfigError, FencedError, NotDone, SinkError
 from cutline.ids import NO_EPOCH, BatchId, Epoch, Generation
 from cutline.ports import StageAttempt
-from cutline.sinks import SQLite
+from cutline.sinks import SQLite, sqlite_rows
 from cutline.testing.sink_conformance import SIMPLE, Case, Row, SinkConformance, rows
 
 
@@ -404,3 +404,12 @@ def test_odd_names_and_bytes_inside_json(tmp_path: Path) -> None:
         ((_, raw, pairs),) = db.execute('SELECT * FROM "my ""table"""').fetchall()
     assert [base64.b64decode(one) for one in json.loads(raw)] == [b"\x00"]
     assert json.loads(pairs) == [[1, True]]
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "+02:00"])
+def test_timestamps_become_the_same_texts_together_as_one_by_one(zone: str | None) -> None:
+    edges = [datetime.min, datetime(1969, 12, 31, 23, 59, 59, 1), datetime(2024, 2, 29), datetime.max, None]  # noqa: DTZ001, DTZ901
+    column = pa.array(edges, pa.timestamp("us")).cast(pa.timestamp("us", "UTC" if zone else None))
+    one_by_one = [None if value is None else sqlite_rows._timestamp(value) for value in column.to_pylist()]
+    given = column.cast(pa.timestamp("us", zone)) if zone else column
+    assert [row[0] for row in sqlite_rows.tuples_of(pa.record_batch([given], ["at"]))] == one_by_one

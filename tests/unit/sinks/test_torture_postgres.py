@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cutline.ports import Sink
-from cutline.sinks import Postgres
+from cutline.sinks import Postgres, postgres_clearing, postgres_publish
 from cutline.testing.postgres_server import PostgresServer
 from tests.support.sink_torture import View, each_number_of_kills, torture
 
@@ -28,6 +28,12 @@ def make_sinks(config: dict[str, Any]) -> dict[str, Sink]:
         "events": Postgres(config["dsn"], "events", keep_epochs=12),
         "latest": Postgres(config["dsn"], "latest", mode="upsert", key=["key"], keep_epochs=12),
     }
+
+
+def make_emptied(config: dict[str, Any]) -> dict[str, Sink]:
+    """As with many rows: staging tables are emptied after the epoch is published."""
+    postgres_publish.FEW_ROWS, postgres_clearing.WORTH_EMPTYING_BYTES = 0, 1
+    return make_sinks(config)
 
 
 @contextlib.contextmanager
@@ -54,14 +60,15 @@ def reader(dsn: str) -> Iterator[Callable[[], View | None]]:
         connection.close()
 
 
+@pytest.mark.parametrize("sinks", ["make_sinks", "make_emptied"])
 @each_number_of_kills
 def test_two_tables_survive_torture_and_never_disagree(
-    tmp_path: Path, postgres_server: PostgresServer, kills: int
+    tmp_path: Path, postgres_server: PostgresServer, kills: int, sinks: str
 ) -> None:
     dsn = postgres_server.fresh_database()
     with reader(dsn) as read:
         report = torture(
-            f"{__name__}:make_sinks",
+            f"{__name__}:{sinks}",
             {"dsn": dsn},
             read,
             folder=tmp_path / "flow",

@@ -214,6 +214,11 @@ class Delta:
             ) from failure
         self._sync_log(table)
 
+    def oldest_rewind(self) -> Epoch:
+        """Behind a change that somebody else has made, and behind what the log still has, there is no way."""
+        table = self._refresh()
+        return self._delta_log.oldest_rewind(table.version(), self._app, self._epoch_in(table))
+
     def read(self, wish: Wish) -> Published:
         """The table, with other writers' rows, or the rows that later epochs of this sink have added."""
         return read_table(self.path, self._delta_log, wish, appends=self.mode == "append")

@@ -137,6 +137,18 @@ class DeltaLog:
             path=self.folder.parent,
         )
 
+    def oldest_rewind(self, newest: int, app: str, published: Epoch) -> Epoch:
+        """The oldest epoch for which ``rewind_target`` has an answer."""
+        current = reachable = published
+        for commit in self.commits(newest):
+            reachable = current
+            mark = commit.mark
+            if mark is not None and mark.app == app:
+                current = mark.before
+            elif commit.is_change:
+                break
+        return reachable
+
     def named_since(self, newest: int, timestamp_ms: int) -> set[str]:
         """Every file that a commit from this time on has made part of the table, even if it was removed again."""
         named: set[str] = set()
@@ -168,6 +180,11 @@ class DeltaLog:
         return self.folder / f"{version:020}.json"
 
 
+def _moves_rows_only(action: dict[str, Any]) -> bool:
+    """As OPTIMIZE does: the same rows in other files."""
+    return all(kind in ("add", "remove") and not body.get("dataChange", True) for kind, body in action.items())
+
+
 def _mark(found: Any) -> Mark:
     return decoder_of(Mark).decode(msgspec.json.encode(found))
 
@@ -181,7 +198,7 @@ def _parse(version: int, text: str) -> LoggedCommit:
         info = action.get("commitInfo") or info
         if add := action.get("add"):
             added.add(unquote(add["path"]))
-        is_change = is_change or not _HARMLESS.issuperset(action)
+        is_change = is_change or not (_HARMLESS.issuperset(action) or _moves_rows_only(action))
     mark = info.get(MARK_KEY)
     return LoggedCommit(
         version=version,

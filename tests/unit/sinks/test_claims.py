@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,11 @@ import msgspec
 import pytest
 from deltalake import DeltaTable
 
-from cutline.errors import FencedError
+from cutline.errors import FencedError, FlowFailedError
 from cutline.ids import BatchId, Epoch, Generation, SinkId
 from cutline.sinks import Delta, Parquet, SQLite, sqlite_shares
 from cutline.testing.sink_conformance import SIMPLE, Case, SinkConformance, rows
+from tests.support.torture_flow import EVENTS, ROWS_PER_BATCH, TortureFlow, all_rows
 
 
 def case_of(sink: Any, name: str = "totals-out") -> Case:
@@ -92,3 +96,22 @@ def test_every_start_may_claim_again(tmp_path: Path) -> None:
         case.previous, case.through, case.generation = Epoch(life), BatchId(life), Generation(life + 1)
         case.publish(life + 1, life + 1, rows(life))
     assert sink.published() == 3
+
+
+def test_every_start_takes_its_sinks_over(tmp_path: Path) -> None:
+    """The flow of a host that was thought lost has a checkpoint to publish when it comes back."""
+    sinks = [{name: SQLite(tmp_path / "d.sqlite", name) for name in ("events", "latest")} for _ in range(2)]
+    old = TortureFlow(tmp_path / "flow", sinks[0], only_newest=False)
+    old.step(EVENTS)
+    old.drain()
+    shutil.copytree(tmp_path / "flow", tmp_path / "elsewhere")
+    new = TortureFlow(tmp_path / "elsewhere", sinks[1], only_newest=False)
+    old.step(EVENTS)
+    with pytest.raises((FencedError, FlowFailedError)):
+        old.drain()
+    new.step(EVENTS)
+    new.drain()
+    with closing(sqlite3.connect(tmp_path / "d.sqlite")) as db:
+        assert sorted(db.execute("SELECT id, key, value FROM events")) == all_rows(2 * ROWS_PER_BATCH)
+    new.stop()
+    old.stop()

@@ -16,7 +16,7 @@ from cutline import durable, records
 from cutline.crashpoints import crashpoint
 from cutline.errors import CutlineError, InvariantViolation, NotDone, SinkError
 from cutline.ids import NO_EPOCH, Epoch
-from cutline.sinks.arrow_types import differences, rows_schema, storable_schema
+from cutline.sinks.arrow_types import rows_schema, storable_schema
 from cutline.sinks.jetstream_ledger import (
     MOST_IN_BATCH,
     Held,
@@ -32,13 +32,11 @@ from cutline.sinks.jetstream_ledger import (
     write,
 )
 from cutline.sinks.staged import check_commit, digest_of, pieces_of
-from cutline.sinks.staging_folder import StagingFolder, check_message, values_of
+from cutline.sinks.staging_folder import StagingFolder, check_message, check_same_rows, values_of
 from cutline.sources.nats import Connection, Message, StreamState, check_url, read_range, stream_state
 
 if TYPE_CHECKING:
     import os
-
-    import pyarrow as pa
 
     from cutline.ports import SinkContext, StagedBatch, Stager
     from cutline.protocol.commit import CommitPermit
@@ -115,7 +113,7 @@ class JetStream:
             target = _Target(stream=self.stream, created=state.created, subject=subject)
             self._check_target(target, before)
             if before is not None:
-                self._check_rows(before.ledger, schema)
+                check_same_rows(context, schema, before.ledger.schema_ipc, before.ledger.subject, self.subject)
             self._held = claim_ledger(connection, self.stream, subject, fresh, None)
             self._is_doubtful = False
         # Only now: where none was ever written, none can be lost.
@@ -199,21 +197,6 @@ class JetStream:
         path = self._staging.file("target.json")
         if path.exists() and (before is None or records.load(_TARGET_KIND, path, _Target) != wanted):
             raise lost(self.stream)
-
-    def _check_rows(self, before: Ledger, schema: pa.Schema) -> None:
-        import pyarrow as pa
-
-        problems = differences(schema, pa.ipc.read_schema(pa.BufferReader(before.schema_ipc)))
-        if before.subject != self.subject:
-            problems.append(f"they went to {before.subject} and would now go to {self.subject}")
-        if problems:
-            raise SinkError(
-                f"the rows do not fit what the sink has published so far: {'; '.join(problems)}",
-                next_step="give the changed rows a sink of another name, or cast them to the old schema",
-                flow=before.flow,
-                sink=before.sink,
-                stream=self.stream,
-            )
 
     # ------------------------------------------------------------------ publishing
 

@@ -19,9 +19,9 @@ from cutline import durable, records
 from cutline.crashpoints import crashpoint
 from cutline.errors import FencedError, InvariantViolation, NotDone, OutcomeUnknown, SinkError
 from cutline.ids import NO_EPOCH, Epoch, FlowName, SinkId
-from cutline.sinks.arrow_types import differences, rows_schema, storable_schema
+from cutline.sinks.arrow_types import rows_schema, storable_schema
 from cutline.sinks.staged import check_commit, digest_of, pieces_of
-from cutline.sinks.staging_folder import StagingFolder, check_message, check_value_column, values_of
+from cutline.sinks.staging_folder import StagingFolder, check_message, check_same_rows, check_value_column, values_of
 from cutline.sources.kafka import (
     Record,
     client_config,
@@ -34,8 +34,6 @@ from cutline.sources.kafka import (
 
 if TYPE_CHECKING:
     import os
-
-    import pyarrow as pa
 
     from cutline.ports import SinkContext, StagedBatch, Stager
     from cutline.protocol.commit import CommitPermit
@@ -118,7 +116,7 @@ class Kafka:
             before = self._load_ledger(context)
             self._check_target(before)
             if before is not None:
-                self._check_rows(before, schema)
+                check_same_rows(context, schema, before.schema_ipc, before.topic, self.topic)
             fresh = KafkaLedger(
                 flow=context.flow, sink=context.sink, topic=self.topic, claim="", schema_ipc=self._schema_ipc
             )
@@ -211,21 +209,6 @@ class Kafka:
                 next_step="give the sink a new staging folder if the last epoch may be published twice",
                 topic=self.topic,
                 path=path,
-            )
-
-    def _check_rows(self, before: KafkaLedger, schema: pa.Schema) -> None:
-        import pyarrow as pa
-
-        problems = differences(schema, pa.ipc.read_schema(pa.BufferReader(before.schema_ipc)))
-        if before.topic != self.topic:
-            problems.append(f"they went to {before.topic} and would now go to {self.topic}")
-        if problems:
-            raise SinkError(
-                f"the rows do not fit what the sink has published so far: {'; '.join(problems)}",
-                next_step="give the changed rows a sink of another name, or cast them to the old schema",
-                flow=before.flow,
-                sink=before.sink,
-                topic=self.topic,
             )
 
     # ------------------------------------------------------------------ transactions

@@ -17,6 +17,7 @@ import msgspec
 
 from cutline.durable import make_dir
 from cutline.errors import SinkError
+from cutline.sinks.arrow_types import differences
 from cutline.sinks.parquet_files import ParquetStager
 from cutline.sinks.staged import check_still_there, local_path, pieces_of
 
@@ -149,3 +150,19 @@ def _bytes(value: Any) -> bytes:
     if value is None:
         return b""
     return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def check_same_rows(context: SinkContext, schema: pa.Schema, before_ipc: bytes, before: str, now: str) -> None:
+    """A log holds rows of one kind in one place: what has begun to go there goes on so. ``before``, ``now``: where."""
+    import pyarrow as pa
+
+    problems = differences(schema, pa.ipc.read_schema(pa.BufferReader(before_ipc)))
+    if before != now:
+        problems.append(f"they went to {before} and would now go to {now}")
+    if problems:
+        raise SinkError(
+            f"the rows do not fit what the sink has published so far: {'; '.join(problems)}",
+            next_step="give the changed rows a sink of another name, or cast them to the old schema",
+            flow=context.flow,
+            sink=context.sink,
+        )

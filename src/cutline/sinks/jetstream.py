@@ -255,7 +255,8 @@ class JetStream:
         lot: list[Outgoing] = []
         size_bytes = 0
         for batch in self._staging.rows(staged, skip=there):
-            for value in values_of(batch, self.value):
+            for message in values_of(batch, self.value):
+                value = message or b""  # a stream has no null
                 if lot and (len(lot) == self.batch_messages - 1 or size_bytes + len(value) > _BATCH_BYTES):
                     yield lot
                     lot, size_bytes = [], 0

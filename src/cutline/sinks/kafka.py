@@ -301,7 +301,7 @@ class Kafka:
             else:
                 return
 
-    def _produce(self, producer: Any, topic: str, key: bytes | None, value: bytes) -> None:
+    def _produce(self, producer: Any, topic: str, key: bytes | None, value: bytes | None) -> None:
         while True:
             try:
                 producer.produce(topic, value=value, key=key)

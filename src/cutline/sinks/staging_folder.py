@@ -139,16 +139,16 @@ def _has_other_keys(kind: pa.DataType) -> bool:
     return any(_has_other_keys(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def values_of(batch: pa.RecordBatch, column: str | None) -> list[bytes]:
-    """What each row is as a message: the bytes of a column, or the whole row as JSON."""
+def values_of(batch: pa.RecordBatch, column: str | None) -> list[bytes | None]:
+    """What each row is as a message: the bytes of a column (None where it is null), or the whole row as JSON."""
     if column is None:
         return [msgspec.json.encode(row) for row in batch.to_pylist(maps_as_pydicts="strict")]
     return [_bytes(value) for value in batch.column(column).to_pylist()]
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: Any) -> bytes | None:
     if value is None:
-        return b""
+        return None
     return value.encode() if isinstance(value, str) else bytes(value)
 
 

@@ -280,7 +280,11 @@ def layout_of(folder: Path) -> Layout:
     return Layout(folder / "storage", FLOW)
 
 
-def rows_at_epochs(folder: Path, *, but: Collection[int] = ()) -> dict[int, tuple[int, int]]:
+#: Of events and of latest; None: not part of it, in per-operator mode.
+Cut = tuple[int | None, int | None]
+
+
+def rows_at_epochs(folder: Path, *, but: Collection[int] = ()) -> dict[int, Cut]:
     """For each checkpoint that is stored now: how many rows each operator had seen at its cut."""
     if not layout_of(folder).checkpoints.exists():
         return {}  # it was killed before it had begun
@@ -289,15 +293,18 @@ def rows_at_epochs(folder: Path, *, but: Collection[int] = ()) -> dict[int, tupl
     for epoch in store.epochs():
         if epoch in but:
             continue
+        events: int | None = None
+        latest: int | None = None
         try:
             manifest = store.load_manifest(epoch)
-            if len(manifest.operators) < 2:
-                continue  # per-operator mode
-            generation = store.load_record(manifest, LATEST).generation
+            if EVENTS in manifest.operators:
+                events = (manifest.operators[EVENTS].batch + 1) * ROWS_PER_BATCH
+            if LATEST in manifest.operators:
+                generation = store.load_record(manifest, LATEST).generation
+                latest = _seen(folder, manifest.operators[LATEST].batch, generation)
         except DamagedRecordError:
             continue  # collected while we look; it was noted while it was new
-        cuts = {operator: cut.batch for operator, cut in manifest.operators.items()}
-        found[int(epoch)] = ((cuts[EVENTS] + 1) * ROWS_PER_BATCH, _seen(folder, cuts[LATEST], generation))
+        found[int(epoch)] = (events, latest)
     return found
 
 

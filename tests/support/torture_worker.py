@@ -106,7 +106,7 @@ class Life:
         flow.stop()
         self._note_epochs()
         # Behind what both sinks have published, or there would be nothing to take back.
-        rows = rows_at_epochs(self._folder)
+        rows = {epoch: (events or 0, latest or 0) for epoch, (events, latest) in rows_at_epochs(self._folder).items()}
         last = rows[epochs[-1]]
         older = [epoch for epoch in epochs if rows[epoch][0] < last[0] and rows[epoch][1] < last[1]]
         return int(self._random.choice(older[-_EPOCHS_BACK:]))

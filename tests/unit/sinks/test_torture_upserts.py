@@ -86,6 +86,26 @@ def test_sqlite_survives_torture_when_it_publishes_at_once(tmp_path: Path, kills
     assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
 
 
+@each_number_of_kills
+def test_sqlite_survives_torture_in_per_operator_mode(tmp_path: Path, kills: int) -> None:
+    def read() -> View:
+        return {name: _sqlite_rows(tmp_path / "tables" / "data.sqlite", name) for name in ("events", "latest")}
+
+    config = {"folder": str(tmp_path / "tables")}
+    report = torture(
+        f"{__name__}:make_sqlite",
+        config,
+        read,
+        folder=tmp_path / "flow",
+        kills=kills,
+        seed=7,
+        only_newest=True,
+        can_rewind=False,
+        mode="per-operator",
+    )
+    assert report.killed >= 15 + kills and report.states > 20, report
+
+
 def _delta_rows(folder: Path) -> list[Row]:
     try:
         table = DeltaTable(str(folder)).to_pyarrow_table()

@@ -238,6 +238,7 @@ def test_killed_at_each_step_in_turn_it_publishes_exactly_once(tmp_path: Path) -
     run_to_the_end(tmp_path, "auto")
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_killed_in_per_operator_mode_it_publishes_exactly_once(tmp_path: Path) -> None:
     """Its own flow: how a flow is checkpointed never changes."""

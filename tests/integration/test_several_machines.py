@@ -19,7 +19,7 @@ from tests.support.cluster import Cluster, can_hide_folders
 if TYPE_CHECKING:
     from cutline.testing.s3_server import S3Server
 
-pytestmark = [pytest.mark.spark, pytest.mark.kill]
+pytestmark = [pytest.mark.spark, pytest.mark.kill, pytest.mark.soak]
 
 
 @pytest.mark.timeout(400)

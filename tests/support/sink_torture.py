@@ -47,6 +47,8 @@ _READ_PAUSE_SECONDS = 0.03
 
 #: At random moments, beside one at each step.
 each_number_of_kills = pytest.mark.parametrize("kills", [6, pytest.param(30, marks=pytest.mark.soak)])
+#: For a sink that another test tortures with ``make test`` too.
+only_in_soak = pytest.mark.parametrize("kills", [pytest.param(30, marks=pytest.mark.soak)])
 
 #: Per operator, the rows that a reader sees now.
 View = Mapping[str, Sequence[Row]]

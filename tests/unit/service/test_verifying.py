@@ -59,6 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         for _ in range(3):
             flow.emit(2)
+            flow.wait(lambda: not flow.step(TOTALS) and flow.operators[NUMBERS].credits.is_drained())
             flow.step(NUMBERS)
             flow.step(NUMBERS)
             # Unaligned, and nobody reads until it is complete: the two entries are in flight.

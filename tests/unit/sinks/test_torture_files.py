@@ -14,7 +14,7 @@ import cutline
 from cutline.errors import TakenBackError
 from cutline.ports import Sink
 from cutline.sinks import Delta, Parquet
-from tests.support.sink_torture import View, each_number_of_kills, torture
+from tests.support.sink_torture import View, each_number_of_kills, only_in_soak, torture
 from tests.support.torture_flow import Row
 
 pytestmark = [pytest.mark.kill]
@@ -41,7 +41,7 @@ def test_parquet_survives_torture(tmp_path: Path, kills: int) -> None:
     assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
 
 
-@each_number_of_kills
+@only_in_soak
 def test_delta_survives_torture(tmp_path: Path, kills: int) -> None:
     def read() -> View:
         return {name: _delta_rows(tmp_path / "tables" / name) for name in ("events", "latest")}

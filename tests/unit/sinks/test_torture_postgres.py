@@ -60,7 +60,7 @@ def reader(dsn: str) -> Iterator[Callable[[], View | None]]:
         connection.close()
 
 
-@pytest.mark.parametrize("sinks", ["make_sinks", "make_emptied"])
+@pytest.mark.parametrize("sinks", [pytest.param("make_sinks", marks=pytest.mark.soak), "make_emptied"])
 @each_number_of_kills
 def test_two_tables_survive_torture_and_never_disagree(
     tmp_path: Path, postgres_server: PostgresServer, kills: int, sinks: str

@@ -13,7 +13,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from cutline.ports import Sink
 from cutline.sinks import Delta, SQLite
-from tests.support.sink_torture import View, each_number_of_kills, torture
+from tests.support.sink_torture import View, each_number_of_kills, only_in_soak, torture
 from tests.support.torture_flow import Row
 
 pytestmark = [pytest.mark.kill]
@@ -44,7 +44,7 @@ def test_delta_upserts_survive_torture(tmp_path: Path, kills: int) -> None:
     assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
 
 
-@each_number_of_kills
+@only_in_soak
 def test_sqlite_survives_torture(tmp_path: Path, kills: int) -> None:
     def read() -> View:
         return {name: _sqlite_rows(tmp_path / "tables" / "data.sqlite", name) for name in ("events", "latest")}

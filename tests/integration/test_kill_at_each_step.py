@@ -39,6 +39,21 @@ MODES = ("aligned", "unaligned", "auto")
 PER_OPERATOR = "per-operator"
 OPERATORS = ("cards", "upi", "totals")
 
+#: Where most is at stake: between staging, log, state, manifest, sinks and the way back.
+SHARPEST = frozenset(
+    {
+        "after-stage",
+        "after-append",
+        "after-pin",
+        "after-record",
+        "after-manifest",
+        "sink-commit-half",
+        "sink-rewind-half",
+        "mid-truncate",
+        "restore-dirs-built",
+    }
+)
+
 #: A run that has not reached its point by then never will.
 RUN_SECONDS = 180.0
 #: So soon after the death of its JVM the Python process has ended; and so soon after its own all that it had started.
@@ -232,8 +247,14 @@ def test_every_point_has_its_step() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_killed_at_each_step_in_turn_it_publishes_exactly_once(tmp_path: Path) -> None:
-    for number, step in enumerate(CHAIN):
+@pytest.mark.parametrize(
+    "points", [pytest.param(SHARPEST, id="sharpest"), pytest.param(frozenset(POINTS), id="all", marks=pytest.mark.soak)]
+)
+def test_killed_at_each_step_in_turn_it_publishes_exactly_once(tmp_path: Path, points: frozenset[str]) -> None:
+    """At every point without Spark: ``tests/unit/sinks/test_torture_…``."""
+    steps = [step for step in CHAIN if step.point in points]
+    assert len(steps) >= len(points)
+    for number, step in enumerate(steps):
         kill_at(tmp_path, step, MODES[number % len(MODES)], VICTIMS[number % len(VICTIMS)])
     run_to_the_end(tmp_path, "auto")
 

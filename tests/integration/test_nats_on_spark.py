@@ -66,6 +66,7 @@ def work(url: str, folder: Path, crash_at: str = "") -> int:
 
 
 @pytest.mark.kill
+@pytest.mark.soak
 def test_from_a_stream_to_a_stream_with_kills_on_the_way(server: NatsServer, tmp_path: Path) -> None:
     with Stream(server.url, IN) as stream:
         stream.publish_many(b"%d" % number for number in range(200))

@@ -51,6 +51,7 @@ class BadDays:
             self.times += 1
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_lost_host_comes_back_from_a_server_that_has_bad_days(tmp_path: Path, s3_server: S3Server) -> None:
     settings = DemoSettings(

@@ -47,6 +47,14 @@ _READ_PAUSE_SECONDS = 0.03
 
 #: At random moments, beside one at each step.
 each_number_of_kills = pytest.mark.parametrize("kills", [6, pytest.param(30, marks=pytest.mark.soak)])
+#: With ``make test``, of a sink that is slow: the steps that are its own. Those of the flow are passed with others.
+_SINK_STEPS = (*sorted(_SINK_POINTS), "after-sink-commits", "restore-generation")
+
+
+def steps_for(kills: int) -> Sequence[str]:
+    return POINTS if kills >= 30 else _SINK_STEPS
+
+
 #: For a sink that another test tortures with ``make test`` too.
 only_in_soak = pytest.mark.parametrize("kills", [pytest.param(30, marks=pytest.mark.soak)])
 

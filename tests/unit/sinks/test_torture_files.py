@@ -14,7 +14,7 @@ import cutline
 from cutline.errors import TakenBackError
 from cutline.ports import Sink
 from cutline.sinks import Delta, Parquet
-from tests.support.sink_torture import View, each_number_of_kills, only_in_soak, torture
+from tests.support.sink_torture import View, each_number_of_kills, only_in_soak, steps_for, torture
 from tests.support.torture_flow import Row
 
 pytestmark = [pytest.mark.kill]
@@ -37,8 +37,10 @@ def test_parquet_survives_torture(tmp_path: Path, kills: int) -> None:
             return None  # an epoch was taken back while it was read
 
     config = {"folder": str(tmp_path / "tables")}
-    report = torture(f"{__name__}:make_parquet", config, read, folder=tmp_path / "flow", kills=kills, seed=1)
-    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
+    report = torture(
+        f"{__name__}:make_parquet", config, read, folder=tmp_path / "flow", kills=kills, seed=1, points=steps_for(kills)
+    )
+    assert report.killed >= 10 + kills and report.rollbacks >= 2 and report.states > 10, report
 
 
 @only_in_soak
@@ -48,7 +50,7 @@ def test_delta_survives_torture(tmp_path: Path, kills: int) -> None:
 
     config = {"folder": str(tmp_path / "tables")}
     report = torture(f"{__name__}:make_delta", config, read, folder=tmp_path / "flow", kills=kills, seed=2)
-    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
+    assert report.killed >= 10 + kills and report.rollbacks >= 2 and report.states > 10, report
 
 
 def _parquet_rows(folder: Path) -> list[Row]:

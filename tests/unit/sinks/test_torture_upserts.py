@@ -13,7 +13,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from cutline.ports import Sink
 from cutline.sinks import Delta, SQLite
-from tests.support.sink_torture import View, each_number_of_kills, only_in_soak, torture
+from tests.support.sink_torture import View, each_number_of_kills, only_in_soak, steps_for, torture
 from tests.support.torture_flow import Row
 
 pytestmark = [pytest.mark.kill]
@@ -39,9 +39,16 @@ def test_delta_upserts_survive_torture(tmp_path: Path, kills: int) -> None:
 
     config = {"folder": str(tmp_path / "tables")}
     report = torture(
-        f"{__name__}:make_delta", config, read, folder=tmp_path / "flow", kills=kills, seed=3, only_newest=True
+        f"{__name__}:make_delta",
+        config,
+        read,
+        folder=tmp_path / "flow",
+        kills=kills,
+        seed=3,
+        only_newest=True,
+        points=steps_for(kills),
     )
-    assert report.killed >= 20 + kills and report.rollbacks >= 3 and report.states > 20, report
+    assert report.killed >= 10 + kills and report.rollbacks >= 2 and report.states > 10, report
 
 
 @only_in_soak

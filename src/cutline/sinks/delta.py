@@ -116,7 +116,8 @@ class Delta:
                 failure = error
             else:
                 self._own_claim = number
-                self._delta_log.make_durable(table.version() - 1, table.version())
+                # From the version on which it was made: deltalake does not say which one it got.
+                self._delta_log.make_durable(table.version(), self._read_anew().version())
                 return
         raise NotDone(
             f"the table did not take the claim in {MOST_TRIES} tries: {failure}",
@@ -304,6 +305,11 @@ class Delta:
             kind = OutcomeUnknown if after is not None else NotDone
             raise kind(f"the table cannot be read: {error}", path=self.path) from (after or error)
         return self._table
+
+    def _read_anew(self) -> DeltaTable:
+        """Not brought up to date in place, so that a version held before stays what it was."""
+        self._table = None
+        return self._refresh()
 
     def _current(self) -> DeltaTable:
         """The table as last seen."""

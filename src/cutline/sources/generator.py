@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from cutline.sources.positions import SourcePosition, convert, parse
+
 KIND = "cutline_generator"
 UNLIMITED_ROWS = 1 << 62
 
@@ -25,7 +27,7 @@ class GeneratorSettings(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = UNLIMITED_ROWS
 
 
-class GeneratorPosition(msgspec.Struct, frozen=True, kw_only=True):
+class GeneratorPosition(SourcePosition, frozen=True, kw_only=True):
     """A place in the rows that some settings give."""
 
     source: str = KIND
@@ -34,10 +36,6 @@ class GeneratorPosition(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     #: The next row to read, counted from the first payment.
     row: int
-
-    def as_json(self) -> dict[str, Any]:
-        built: dict[str, Any] = msgspec.to_builtins(self)
-        return built
 
     def is_of(self, settings: GeneratorSettings) -> bool:
         return (self.seed, self.keys, self.first) == (settings.seed, settings.keys, settings.first)
@@ -71,16 +69,12 @@ def beginning(position: bytes) -> bytes:
 
 
 def position_of(offset: Mapping[str, Any]) -> GeneratorPosition:
-    return msgspec.convert(offset, GeneratorPosition)
+    return convert(offset, GeneratorPosition)
 
 
 def parse_position(position: bytes | None) -> GeneratorPosition | None:
     """None: the offset of another source, or of none."""
-    try:
-        found = None if position is None else msgspec.json.decode(position, type=GeneratorPosition)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return found if found is not None and found.source == KIND else None
+    return parse(position, GeneratorPosition, KIND)
 
 
 def why_other_rows(position: GeneratorPosition, settings: GeneratorSettings) -> str:

@@ -10,11 +10,12 @@ import msgspec
 from cutline.errors import LostInputError
 from cutline.ports.inspection import FileProblem, SourceReport
 from cutline.sources.kafka import Bounds, bounds_of, consumer, partitions_of, topic_id
+from cutline.sources.positions import SourcePosition, convert, parse
 
 KIND = "cutline_kafka"
 
 
-class KafkaPosition(msgspec.Struct, frozen=True, kw_only=True):
+class KafkaPosition(SourcePosition, frozen=True, kw_only=True):
     """A place in every partition of a topic. Holds all that the replay guard needs to look there, and no secrets."""
 
     source: str = KIND
@@ -27,22 +28,14 @@ class KafkaPosition(msgspec.Struct, frozen=True, kw_only=True):
     #: The next offset to read, per partition.
     offsets: dict[str, int]
 
-    def as_json(self) -> dict[str, Any]:
-        built: dict[str, Any] = msgspec.to_builtins(self)
-        return built
-
 
 def parse_position(position: bytes | None) -> KafkaPosition | None:
     """None: the offset of another source, or of none."""
-    try:
-        found = None if position is None else msgspec.json.decode(position, type=KafkaPosition)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return found if found is not None and found.source == KIND else None
+    return parse(position, KafkaPosition, KIND)
 
 
 def position_of(offset: Mapping[str, Any]) -> KafkaPosition:
-    return msgspec.convert(offset, KafkaPosition)
+    return convert(offset, KafkaPosition)
 
 
 def ranges(start: KafkaPosition, end: KafkaPosition) -> dict[int, Bounds]:

@@ -10,11 +10,12 @@ import msgspec
 from cutline.errors import LostInputError
 from cutline.ports.inspection import FileProblem, SourceReport
 from cutline.sources.nats import Connection, StreamState, stream_state
+from cutline.sources.positions import SourcePosition, convert, parse
 
 KIND = "cutline_nats"
 
 
-class NatsPosition(msgspec.Struct, frozen=True, kw_only=True):
+class NatsPosition(SourcePosition, frozen=True, kw_only=True):
     """A place in a stream. Holds all that the replay guard needs to look there, and no secrets."""
 
     source: str = KIND
@@ -29,22 +30,14 @@ class NatsPosition(msgspec.Struct, frozen=True, kw_only=True):
     #: How many messages, of any subject, were in what was read: fewer at a second reading means that some were deleted.
     messages: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        built: dict[str, Any] = msgspec.to_builtins(self)
-        return built
-
 
 def parse_position(position: bytes | None) -> NatsPosition | None:
     """None: the offset of another source, or of none."""
-    try:
-        found = None if position is None else msgspec.json.decode(position, type=NatsPosition)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return found if found is not None and found.source == KIND else None
+    return parse(position, NatsPosition, KIND)
 
 
 def position_of(offset: Mapping[str, Any]) -> NatsPosition:
-    return msgspec.convert(offset, NatsPosition)
+    return convert(offset, NatsPosition)
 
 
 def where_batch_begins(start: NatsPosition, end: NatsPosition) -> NatsPosition:

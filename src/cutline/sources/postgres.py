@@ -13,6 +13,7 @@ import msgspec
 
 from cutline.errors import ConfigError, LostInputError, NotDone
 from cutline.ports.inspection import FileProblem, SourceReport
+from cutline.sources.positions import SourcePosition, convert, parse
 
 if TYPE_CHECKING:
     import psycopg
@@ -29,7 +30,7 @@ _WITH_PARENTS = (
 _WRITING = ("RowExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 
 
-class PostgresPosition(msgspec.Struct, frozen=True, kw_only=True):
+class PostgresPosition(SourcePosition, frozen=True, kw_only=True):
     """A place in a table. Holds all that the replay guard needs to look there, and no secrets."""
 
     source: str = KIND
@@ -45,10 +46,6 @@ class PostgresPosition(msgspec.Struct, frozen=True, kw_only=True):
     #: How many rows were read: fewer at a second reading means that some were deleted.
     rows: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        built: dict[str, Any] = msgspec.to_builtins(self)
-        return built
-
 
 class Writers(NamedTuple):
     """The highest key that is in sight, and who was writing when it was seen."""
@@ -63,15 +60,11 @@ class Writers(NamedTuple):
 
 def parse_position(position: bytes | None) -> PostgresPosition | None:
     """None: the offset of another source, or of none."""
-    try:
-        found = None if position is None else msgspec.json.decode(position, type=PostgresPosition)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return found if found is not None and found.source == KIND else None
+    return parse(position, PostgresPosition, KIND)
 
 
 def position_of(offset: Mapping[str, Any]) -> PostgresPosition:
-    return msgspec.convert(offset, PostgresPosition)
+    return convert(offset, PostgresPosition)
 
 
 def where_batch_begins(start: PostgresPosition, end: PostgresPosition) -> PostgresPosition:

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 import cutline
 from cutline.errors import FencedError, FlowFailedError
 from cutline.ids import BatchId, Epoch, Generation, SinkId
-from cutline.sinks import Delta, Parquet, SQLite, sqlite_shares
+from cutline.sinks import Delta, Parquet, SQLite, delta_log, sqlite_shares
 from cutline.testing.sink_conformance import SIMPLE, Case, SinkConformance, rows
 from tests.support.torture_flow import EVENTS, ROWS_PER_BATCH, TortureFlow, all_rows
 
@@ -121,3 +121,14 @@ def test_every_start_takes_its_sinks_over(tmp_path: Path) -> None:
     assert sorted((row["id"], row["key"], row["value"]) for row in found) == all_rows(2 * ROWS_PER_BATCH)
     new.stop()
     old.stop()
+
+
+def test_a_claim_in_a_delta_table_is_synced_before_anything_relies_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(delta_log, "fsync_file", lambda path: synced.append(path.name))
+    sink = Delta(tmp_path / "t")
+    case_of(sink)
+    sink.claim()
+    assert f"{DeltaTable(str(tmp_path / 't')).version():020}.json" in synced

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from cutline.ports import EpochOutcome
-    from cutline.service.running import RunningFlow
+    from cutline.runtime.handle import RunningFlow
 
 #: The consumer's pace while it works; what a batch costs besides comes on top.
 CONSUMER_ROWS_PER_SECOND = 100_000

@@ -23,12 +23,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
-from cutline.layout import Layout
-from cutline.metadata.sqlite import SqliteMetadata
+from cutline.coordinator.manifests import operator_cut
+from cutline.coordinator.manifests import statistics as figures
+from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.model.layout import Layout
 from cutline.ports import EpochOutcome, Manifest, PendingRecord
-from cutline.protocol.coordinator import Coordinator, Settings, Topology
-from cutline.protocol.messages import (
+from cutline.protocol.checkpoint.coordinator import Coordinator, Settings, Topology
+from cutline.protocol.checkpoint.trigger import TriggerPolicy, TriggerSettings
+from cutline.protocol.history.retention import RetentionPolicy
+from cutline.protocol.messages.coordinator import (
     CheckpointRequested,
     CommitSink,
     CoordinatorAction,
@@ -45,11 +48,8 @@ from cutline.protocol.messages import (
     SubtaskAck,
     Timings,
 )
-from cutline.protocol.retention import RetentionPolicy
-from cutline.protocol.trigger import TriggerPolicy, TriggerSettings
-from cutline.service.manifests import operator_cut
-from cutline.service.manifests import statistics as figures
-from cutline.snapshots.store import LocalSnapshotStore
+from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.metadata.sqlite import SqliteMetadata
 
 FLOW = FlowName("scale")
 GOAL_SUBTASKS = 10_000

@@ -34,17 +34,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutline import Flow
-from cutline.ids import Epoch, FlowName, OperatorId
-from cutline.layout import Layout
+from cutline.model.ids import Epoch, FlowName, OperatorId
+from cutline.model.layout import Layout
 from cutline.sinks import Parquet
-from cutline.snapshots.store import LocalSnapshotStore
+from cutline.storage.checkpoints import LocalSnapshotStore
 
 if TYPE_CHECKING:
     import numpy as np
     from pyspark.sql import DataFrame, SparkSession
 
     from cutline.ports import OperatorRecord
-    from cutline.service.running import RunningFlow
+    from cutline.runtime.handle import RunningFlow
 
 FLOW, STATEFUL = FlowName("incremental"), OperatorId("totals")
 BACKENDS = ("rocksdb-changelog", "rocksdb", "heap")
@@ -260,7 +260,7 @@ def child(arguments: argparse.Namespace) -> None:
     try:
         remote, options = {"none": "", "folder": str(folder / "remote")}.get(arguments.remote, ""), {}
         if arguments.remote == "s3":
-            from cutline.testing.s3_server import S3Server
+            from cutline.testing.servers.s3 import S3Server
 
             server = S3Server()
             server.start()

@@ -104,7 +104,7 @@ def run_cutline(arguments: argparse.Namespace, folder: Path, interval: str) -> f
 def run_plain(arguments: argparse.Namespace, folder: Path) -> float:
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-    from cutline.spark.generator_source import GeneratorSource
+    from cutline.connectors.generator.spark_reader import GeneratorSource
     from cutline.spark.session import open_session, query_session
 
     root = open_session("plain", None)

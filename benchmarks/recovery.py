@@ -29,8 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutline.ids import FlowName
-from cutline.layout import Layout
+from cutline.model.ids import FlowName
+from cutline.model.layout import Layout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -352,7 +352,7 @@ def main() -> None:
     try:
         remote, options = str(folder / "remote"), {}
         if arguments.s3:
-            from cutline.testing.s3_server import S3Server
+            from cutline.testing.servers.s3 import S3Server
 
             server = S3Server()
             server.start()

@@ -25,17 +25,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutline.durable import fsync_dir, fsync_file
-from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
+from cutline.base.durable import fsync_dir, fsync_file
+from cutline.connectors.staging_folder import values_of
+from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
 from cutline.ports import Sink, SinkContext, StagedBatch, StageJob
-from cutline.protocol.commit import CommitPermit
+from cutline.protocol.publish.commit import CommitPermit
 from cutline.sinks import Delta, JetStream, Parquet, Postgres, SQLite
-from cutline.sinks.staging_folder import values_of
 from cutline.spark.engine import SparkBatch
-from cutline.spark.plan import schema_message
+from cutline.spark.query_plan import schema_message
 from cutline.spark.session import open_session
-from cutline.testing.nats_server import NatsServer
-from cutline.testing.postgres_server import PostgresServer
+from cutline.testing.servers.nats import NatsServer
+from cutline.testing.servers.postgres import PostgresServer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -303,7 +303,7 @@ def copying(
         import pyarrow as pa
         import pyarrow.csv
 
-        from cutline.sinks.postgres_binary import HEADER, TRAILER, binary_rows
+        from cutline.connectors.postgres.copy_binary import HEADER, TRAILER, binary_rows
 
         if form == "binary":
             yield HEADER

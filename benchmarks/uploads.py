@@ -20,13 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cutline.layout import Layout
+from cutline.model.layout import Layout
 from cutline.objects import open_store
 from cutline.ports import ObjectStore
-from cutline.service.carrying import PARALLELISM, Carrier, ExecutorCarrier, ThreadCarrier
-from cutline.service.transfer import FETCH, SEND, File
-from cutline.spark.executors import SparkExecutors
+from cutline.spark.executor_jobs import SparkExecutors
 from cutline.spark.session import open_session
+from cutline.tiers.executor_transfer import PARALLELISM, Carrier, ExecutorCarrier, ThreadCarrier
+from cutline.tiers.transfer import FETCH, SEND, File
 
 MB = 1 << 20
 Opening = Callable[[], ObjectStore]
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     arguments = parser.parse_args()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    from cutline.testing.s3_server import S3Server
+    from cutline.testing.servers.s3 import S3Server
 
     server = S3Server()
     folder = Path(tempfile.mkdtemp(prefix="cutline-uploads-store-"))

@@ -2,7 +2,7 @@
 
     cutline run examples/own_sink.py --until-done     # or: python examples/own_sink.py
 
-docs/sinks.md, "Write your own", says what must hold, and tests/unit/sinks/test_own_sink.py runs Cutline's suite on it.
+docs/sinks.md, "Write your own", says what must hold, and tests/torture/test_own_sink.py runs Cutline's suite on it.
 INPUT_DIR, OUTPUT_DIR: other folders.
 """
 
@@ -19,11 +19,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from cutline import Flow
-from cutline.crashpoints import crashpoint
+from cutline.base.crashpoints import crashpoint
 from cutline.errors import FencedError, SinkError
-from cutline.ids import NO_EPOCH, Epoch
+from cutline.model.ids import NO_EPOCH, Epoch
 from cutline.ports import Piece, SinkContext, StageAttempt, StagedBatch
-from cutline.protocol.commit import CommitPermit
+from cutline.protocol.publish.commit import CommitPermit
 
 
 class LineWriter:

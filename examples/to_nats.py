@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from cutline import Flow, sinks
-from cutline.sinks.jetstream import read_published
+from cutline.connectors.nats.sink import read_published
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from cutline.testing.server_process import ServerProcess
+from cutline.testing.servers.process import ServerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cutline.testing.nats_server import NatsServer
-    from cutline.testing.postgres_server import PostgresServer
-    from cutline.testing.s3_server import S3Server
+    from cutline.testing.servers.nats import NatsServer
+    from cutline.testing.servers.postgres import PostgresServer
+    from cutline.testing.servers.s3 import S3Server
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
@@ -45,7 +45,7 @@ def _serving(server: Server) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """The S3 server that all tests share, each in a place of its own (``fresh_url``). Who stops it starts it again."""
-    from cutline.testing.s3_server import S3Server
+    from cutline.testing.servers.s3 import S3Server
 
     yield from _serving(S3Server())
 
@@ -53,7 +53,7 @@ def s3_server() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """The PostgreSQL server that all tests share, each in a database of its own (``fresh_database``)."""
-    from cutline.testing.postgres_server import PostgresServer
+    from cutline.testing.servers.postgres import PostgresServer
 
     yield from _serving(PostgresServer())
 
@@ -61,6 +61,6 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[NatsServer]:
     """The NATS server that all tests share, each with a stream of its own (``fresh_stream``)."""
-    from cutline.testing.nats_server import NatsServer
+    from cutline.testing.servers.nats import NatsServer
 
     yield from _serving(NatsServer())

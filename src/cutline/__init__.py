@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cutline import sinks
+    from cutline.connectors.reading import read
     from cutline.errors import TakenBackError
     from cutline.flow import Flow, Operator
-    from cutline.service.running import RunningFlow
-    from cutline.sinks.reading import read
+    from cutline.runtime.handle import RunningFlow
     from cutline.spark.distinct import distinct
 
 __version__ = "0.1.0"
@@ -22,9 +22,9 @@ __all__ = ["Flow", "Operator", "RunningFlow", "TakenBackError", "__version__", "
 _HOMES = {
     "Flow": "cutline.flow",
     "Operator": "cutline.flow",
-    "RunningFlow": "cutline.service.running",
+    "RunningFlow": "cutline.runtime.handle",
     "TakenBackError": "cutline.errors",
-    "read": "cutline.sinks.reading",
+    "read": "cutline.connectors.reading",
     "distinct": "cutline.spark.distinct",
 }
 

@@ -6,16 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from cutline.config import operator_options
+from cutline.config.options import operator_options
 from cutline.errors import FlowDefinitionError
-from cutline.graph import FlowGraph, OperatorNode, PublishPolicy, RollbackPolicy, SinkNode, build_graph, check_name
-from cutline.ids import FlowName, OperatorId, SinkId
+from cutline.model.graph import (
+    FlowGraph,
+    OperatorNode,
+    PublishPolicy,
+    RollbackPolicy,
+    SinkNode,
+    build_graph,
+    check_name,
+)
+from cutline.model.ids import FlowName, OperatorId, SinkId
 from cutline.ports import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from cutline.service.running import RunningFlow
+    from cutline.runtime.handle import RunningFlow
 
 
 class Operator:
@@ -193,7 +201,7 @@ class Flow:
         allow_dropped: bool = False,
         **options: Any,
     ) -> RunningFlow:
-        """Run the flow; see ``cutline.config.Options`` for what may be set.
+        """Run the flow; see ``cutline.config.options.Options`` for what may be set.
 
         Comes back by itself from whatever an earlier run left in ``storage``. Without ``spark`` the active session is
         used, or a tuned local one is made. ``restore_to`` takes the whole flow back to a checkpoint that is kept, or to
@@ -201,8 +209,8 @@ class Flow:
         Operators that have another name since then are named in ``rename``, old → new; ``allow_dropped`` leaves those
         behind that the flow no longer has. Operators that it did not have begin without state.
         """
-        # Found by name: a flow is declared without knowing what runs it, so its layer lies below the wiring.
-        run: RunningFlow = import_module("cutline.wiring").start_flow(
+        # Found by name: a flow is declared without knowing what runs it, so its layer lies below the runtime.
+        run: RunningFlow = import_module("cutline.runtime.launch").start_flow(
             self,
             spark=spark,
             settings=options,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cutline.flow import Flow
-from cutline.ids import Epoch, OperatorId
-from cutline.layout import Layout
+from cutline.model.ids import Epoch, OperatorId
+from cutline.model.layout import Layout
 from cutline.ports import Manifest
-from cutline.service.running import RunningFlow
+from cutline.runtime.handle import RunningFlow
 from cutline.sinks import Delta
-from cutline.snapshots.store import LocalSnapshotStore
+from cutline.storage.checkpoints import LocalSnapshotStore
 from tests.support.payments import KEYS, SEED, published_totals, true_totals
 
 if TYPE_CHECKING:

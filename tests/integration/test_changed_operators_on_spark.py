@@ -10,10 +10,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
+from cutline.connectors.generator.spark_reader import payments
 from cutline.flow import Flow
 from cutline.sinks import Delta, Parquet
-from cutline.spark.generator_source import payments
-from tests.integration.test_going_back_on_spark import ledger, start
+from tests.integration.test_restore_on_spark import ledger, start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,11 +14,11 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from cutline.ids import BatchId
+from cutline.model.ids import BatchId
 from cutline.ports import FileSet
-from cutline.snapshots.closure import closure, last_batches, verify_files
-from cutline.snapshots.relocate import relocate
 from cutline.spark.distinct import distinct
+from cutline.spark_dir.file_set import closure, last_batches, verify_files
+from cutline.spark_dir.relocate import relocate
 
 pytestmark = pytest.mark.spark
 

@@ -33,13 +33,13 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from cutline.config import OPTION_NAMES
+from cutline.config.options import OPTION_NAMES
+from cutline.connectors.generator.spark_reader import payments as true_payments
 from cutline.errors import FlowDefinitionError
 from cutline.flow import Flow
-from cutline.service.running import RunningFlow
+from cutline.runtime.handle import RunningFlow
 from cutline.sinks import Parquet
-from cutline.spark.generator_source import payments as true_payments
-from cutline.spark.plan import schema_message
+from cutline.spark.query_plan import schema_message
 from tests.support.kafka_mock import MockKafka
 from tests.support.passfile import with_passfile
 from tests.support.streams import Stream
@@ -47,8 +47,8 @@ from tests.support.streams import Stream
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from cutline.testing.nats_server import NatsServer
-    from cutline.testing.postgres_server import PostgresServer
+    from cutline.testing.servers.nats import NatsServer
+    from cutline.testing.servers.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

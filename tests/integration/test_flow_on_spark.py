@@ -11,15 +11,15 @@ import pytest
 from prometheus_client import generate_latest
 from pyspark.sql import functions as F
 
+from cutline.connectors.generator.spark_reader import GeneratorSource
 from cutline.errors import FlowDefinitionError, FlowFailedError, FlowLockedError, LostInputError, RecoveryError
 from cutline.flow import Flow
-from cutline.ids import OperatorId
-from cutline.layout import Layout
-from cutline.service.running import RunningFlow
+from cutline.model.ids import OperatorId
+from cutline.model.layout import Layout
+from cutline.runtime.handle import RunningFlow
 from cutline.sinks import Delta, Parquet
-from cutline.snapshots.store import LocalSnapshotStore
-from cutline.spark.generator_source import GeneratorSource
 from cutline.spark.session import settle_python_sources
+from cutline.storage.checkpoints import LocalSnapshotStore
 from tests.support.payments import assert_exactly_once, ledger_ids, payments_flow, published_totals
 
 if TYPE_CHECKING:

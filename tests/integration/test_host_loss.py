@@ -15,7 +15,7 @@ from cutline.demo.run import run_demo
 from cutline.demo.settings import DemoSettings
 
 if TYPE_CHECKING:
-    from cutline.testing.s3_server import S3Server
+    from cutline.testing.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.kill]
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.crashpoints import ENVIRONMENT_VARIABLE, POINTS, REACHED, VICTIM_VARIABLE, VICTIMS
+from cutline.base.crashpoints import ENVIRONMENT_VARIABLE, POINTS, REACHED, VICTIM_VARIABLE, VICTIMS
 from tests.support.kill_worker import CARD_ROWS, UPI_ROWS
 from tests.support.payments import assert_exactly_once, ledger_ids, published_totals
 
@@ -251,7 +251,7 @@ def test_every_point_has_its_step() -> None:
     "points", [pytest.param(SHARPEST, id="sharpest"), pytest.param(frozenset(POINTS), id="all", marks=pytest.mark.soak)]
 )
 def test_killed_at_each_step_in_turn_it_publishes_exactly_once(tmp_path: Path, points: frozenset[str]) -> None:
-    """At every point without Spark: ``tests/unit/sinks/test_torture_…``."""
+    """At every point without Spark: ``tests/torture/test_torture_…``."""
     steps = [step for step in CHAIN if step.point in points]
     assert len(steps) >= len(points)
     for number, step in enumerate(steps):

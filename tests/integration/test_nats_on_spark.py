@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import generate_latest
 
-from cutline.crashpoints import ENVIRONMENT_VARIABLE
+from cutline.base.crashpoints import ENVIRONMENT_VARIABLE
+from cutline.connectors.nats.sink import read_published
 from cutline.errors import LostInputError
-from cutline.sinks.jetstream import read_published
-from cutline.testing.nats_server import NatsServer
+from cutline.testing.servers.nats import NatsServer
 from tests.support.nats_worker import IN, OUT, build, settings
 from tests.support.streams import Stream
 

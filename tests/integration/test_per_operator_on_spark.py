@@ -12,13 +12,13 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from cutline.flow import Flow
-from cutline.ids import OperatorId
+from cutline.model.ids import OperatorId
 from cutline.sinks import Delta, Parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from cutline.service.running import RunningFlow
+    from cutline.runtime.handle import RunningFlow
 
 pytestmark = pytest.mark.spark
 

@@ -12,16 +12,16 @@ import psycopg
 import pytest
 from pyspark.sql import functions as F
 
+from cutline.connectors.generator.spark_reader import payments as true_payments
 from cutline.flow import Flow
 from cutline.sinks import Postgres
-from cutline.spark.generator_source import payments as true_payments
-from cutline.testing.postgres_server import PostgresServer
+from cutline.testing.servers.postgres import PostgresServer
 from tests.support.payments import KEYS, SEED, true_totals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from cutline.service.running import RunningFlow
+    from cutline.runtime.handle import RunningFlow
 
 ROWS = 3_000
 #: Everything that is in the one table is counted in the other.

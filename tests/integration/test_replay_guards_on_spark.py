@@ -18,15 +18,15 @@ from prometheus_client import generate_latest
 from typer.testing import CliRunner
 
 from cutline.cli.main import app
+from cutline.connectors.generator.spark_reader import payments
+from cutline.connectors.kafka import positions as kafka_positions
+from cutline.connectors.kafka.client import Bounds, bounds_of
 from cutline.errors import ConfigError, LostInputError
 from cutline.flow import Flow
-from cutline.layout import Layout
-from cutline.service.running import RunningFlow
+from cutline.model.layout import Layout
+from cutline.runtime.handle import RunningFlow
 from cutline.sinks import Parquet
-from cutline.snapshots.store import LocalSnapshotStore
-from cutline.sources import kafka_positions
-from cutline.sources.kafka import Bounds, bounds_of
-from cutline.spark.generator_source import payments
+from cutline.storage.checkpoints import LocalSnapshotStore
 from tests.support.kafka_mock import MockKafka
 from tests.support.passfile import with_passfile
 from tests.support.streams import Stream
@@ -34,8 +34,8 @@ from tests.support.streams import Stream
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from cutline.testing.nats_server import NatsServer
-    from cutline.testing.postgres_server import PostgresServer
+    from cutline.testing.servers.nats import NatsServer
+    from cutline.testing.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -13,11 +13,11 @@ import pytest
 from cutline.channels.segment_store import whereabouts
 from cutline.demo.run import run_demo
 from cutline.demo.settings import FLOW_NAME, DemoSettings
-from cutline.layout import Layout
+from cutline.model.layout import Layout
 from tests.support.cluster import Cluster, can_hide_folders
 
 if TYPE_CHECKING:
-    from cutline.testing.s3_server import S3Server
+    from cutline.testing.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.kill, pytest.mark.soak]
 

@@ -17,7 +17,7 @@ from tests.support.passfile import with_passfile
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from cutline.testing.postgres_server import PostgresServer
+    from cutline.testing.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cutline.errors import ExecutorsFailedError
-from cutline.layout import Layout
+from cutline.model.layout import Layout
 from cutline.objects import open_store
-from cutline.service.carrying import ExecutorCarrier, ThreadCarrier
-from cutline.service.transfer import FETCH, SEND, Carried, File, sha256_of
-from cutline.spark.executors import SparkExecutors
+from cutline.spark.executor_jobs import SparkExecutors
+from cutline.tiers.executor_transfer import ExecutorCarrier, ThreadCarrier
+from cutline.tiers.transfer import FETCH, SEND, Carried, File, sha256_of
 from tests.support import jvm_lost_while_sending
 from tests.support.payments import assert_exactly_once, payments_flow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cutline.testing.s3_server import S3Server
+    from cutline.testing.servers.s3 import S3Server
 
 pytestmark = pytest.mark.spark
 
@@ -109,7 +109,7 @@ def test_the_driver_sends_what_executors_were_sending_when_the_jvm_was_killed(tm
 def test_a_lost_host_comes_back_with_what_executors_sent(
     spark: SparkSession, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.spark.executors.SparkExecutors", CountingExecutors)
+    monkeypatch.setattr("cutline.spark.executor_jobs.SparkExecutors", CountingExecutors)
     options: dict[str, Any] = {
         "storage": str(tmp_path / "storage"),
         "checkpoint_interval": 0,

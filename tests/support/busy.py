@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from cutline.cli.main import app
 from cutline.errors import CutlineError
-from cutline.ids import OperatorId
-from cutline.layout import Layout
-from cutline.metadata.inspecting import inspect_coordinator
+from cutline.maintenance.verify import Verifier
+from cutline.model.ids import OperatorId
+from cutline.model.layout import Layout
 from cutline.objects import open_store
-from cutline.service import replication
-from cutline.service.replica import Replica
-from cutline.service.verifying import Verifier
-from cutline.snapshots.inspecting import LocalInspector
+from cutline.storage.inspector import LocalInspector
+from cutline.storage.metadata.inspector import inspect_coordinator
+from cutline.tiers import replicator as replication
+from cutline.tiers.upload import Replica
 from tests.support.spark_dirs import SparkDir
 from tests.support.sparkless import NUMBERS, TOTALS, Row, SparklessFlow
 

@@ -14,14 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cutline import durable, wiring
-from cutline.channels.entries import data_dir
-from cutline.config import build_options
+from cutline.base import durable
+from cutline.config.options import build_options
 from cutline.flow import Flow
-from cutline.ids import Epoch, OperatorId, Position
-from cutline.layout import Layout
-from cutline.protocol.messages import CheckpointOptions
-from cutline.service.wishes import current_wish
+from cutline.model.entries import data_dir
+from cutline.model.ids import Epoch, OperatorId, Position
+from cutline.model.layout import Layout
+from cutline.model.restore_request import current_wish
+from cutline.protocol.messages.coordinator import CheckpointOptions
+from cutline.runtime import launch as wiring
 from tests.support.spark_dirs import SparkDir
 from tests.support.sparkless import LONG_SECONDS, FolderSink, HandDrivenEngine, Row, _Batch
 

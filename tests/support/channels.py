@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cutline.channels.entries import BarrierEntry, DataEntry, data_dir
 from cutline.channels.log import ChannelLog
 from cutline.channels.segments import crc32_of
-from cutline.ids import BatchId, Epoch, Generation, OperatorId, Position, SinkId
+from cutline.model.entries import BarrierEntry, DataEntry, data_dir
+from cutline.model.ids import BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.ports import Segment, StagedBatch
-from cutline.protocol.lineage import Lineage
+from cutline.protocol.history.lineage import Lineage
 
 
 def open_log(folder: Path, *forks: tuple[int, int], operator: str = "op") -> ChannelLog:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cutline.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, OperatorId, Position
-from cutline.protocol.agent import AS_FLOW, Agent, CutState, FoundCut
-from cutline.protocol.messages import (
+from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, OperatorId, Position
+from cutline.protocol.cut.agent import AS_FLOW, Agent, CutState, FoundCut
+from cutline.protocol.messages.coordinator import (
     AckRequested,
     AgentAction,
     AgentEvent,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from cutline.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
-from cutline.protocol.commit import CommitPermit
-from cutline.protocol.coordinator import Coordinator, EpochNumbers, Settings, StoredPending, Topology
-from cutline.protocol.messages import (
+from cutline.model.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.protocol.checkpoint.coordinator import Coordinator, EpochNumbers, Settings, StoredPending, Topology
+from cutline.protocol.checkpoint.trigger import TriggerPolicy, TriggerSettings
+from cutline.protocol.history.retention import RetentionPolicy
+from cutline.protocol.messages.coordinator import (
     AbortStored,
     AnnounceClosed,
     AnswerRequest,
@@ -43,9 +44,8 @@ from cutline.protocol.messages import (
     SubtaskAck,
     TimePassed,
 )
-from cutline.protocol.publishing import CompleteEpoch
-from cutline.protocol.retention import RetentionPolicy
-from cutline.protocol.trigger import TriggerPolicy, TriggerSettings
+from cutline.protocol.publish.commit import CommitPermit
+from cutline.protocol.publish.publishing import CompleteEpoch
 
 A = TypeVar("A")
 

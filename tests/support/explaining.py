@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cutline import durable, records
-from cutline.channels import entries as codec
-from cutline.channels.entries import DataEntry
-from cutline.ids import Epoch, OperatorId, Position
-from cutline.layout import Layout
-from cutline.metadata.inspecting import inspect_coordinator
+from cutline.base import durable, records
+from cutline.coordinator.manifests import lineage_of
+from cutline.model import entries as codec
+from cutline.model.entries import DataEntry
+from cutline.model.ids import Epoch, OperatorId, Position
+from cutline.model.layout import Layout
 from cutline.ports import GenerationRecord, Manifest, ObjectStore, OperatorRecord
-from cutline.protocol.lineage import Lineage
-from cutline.service.manifests import lineage_of
+from cutline.protocol.history.lineage import Lineage
+from cutline.storage.metadata.inspector import inspect_coordinator
 
 #: Of the flow as a whole; the write-ahead log of the database comes and goes.
 _ALWAYS = {

@@ -11,13 +11,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-from cutline.layout import Layout
+from cutline.model.layout import Layout
 from cutline.objects import open_store
 from cutline.ports import ObjectStore
-from cutline.service.carrying import ExecutorCarrier, ThreadCarrier
-from cutline.service.transfer import SEND, File
-from cutline.spark.executors import SparkExecutors
+from cutline.spark.executor_jobs import SparkExecutors
 from cutline.spark.session import jvm_pid, open_session
+from cutline.tiers.executor_transfer import ExecutorCarrier, ThreadCarrier
+from cutline.tiers.transfer import SEND, File
 
 
 def open_slowly(place: str, begun: str) -> ObjectStore:

@@ -6,7 +6,7 @@ import time
 
 from confluent_kafka import Producer
 
-from cutline.sources.kafka import Record, bounds_of, consumer, partitions_of, read_range
+from cutline.connectors.kafka.client import Record, bounds_of, consumer, partitions_of, read_range
 
 
 class MockKafka:

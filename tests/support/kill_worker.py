@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutline.crashpoints import ENVIRONMENT_VARIABLE, PID_VARIABLE
+from cutline.base.crashpoints import ENVIRONMENT_VARIABLE, PID_VARIABLE
 from cutline.spark.session import jvm_pid, open_session
 from tests.support.payments import payments_flow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cutline.service.running import RunningFlow
+    from cutline.runtime.handle import RunningFlow
 
 CARD_ROWS, UPI_ROWS = 60_000, 20_000
 #: A process that is to be killed takes small steps, so that a long chain of them never runs out of rows: without rows

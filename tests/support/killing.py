@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from cutline.crashpoints import ENVIRONMENT_VARIABLE
+from cutline.base.crashpoints import ENVIRONMENT_VARIABLE
 
 
 def is_killed_at(point: str, function: Callable[[], object]) -> bool:

@@ -10,9 +10,9 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
+from cutline.connectors.generator.spark_reader import payments
 from cutline.flow import Flow
 from cutline.sinks import Delta, Parquet
-from cutline.spark.generator_source import payments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,7 +6,7 @@
     def read():                                   # what a reader sees now; None: nothing could be read, ask again
         return {"events": [(id, key, value), …], "latest": [(id, key, value), …]}
 
-    torture("tests.unit.sinks.test_torture_files:make_files", {"folder": …}, read, folder=tmp_path / "flow")
+    torture("tests.torture.test_torture_files:make_files", {"folder": …}, read, folder=tmp_path / "flow")
 
 The flow is ``tests.support.torture_flow``: ``events`` publishes every row once, ``latest`` each row with its key's
 running total (with ``only_newest`` one row per key and batch, for a sink that upserts by ``key``). However often it was
@@ -36,7 +36,7 @@ from typing import Any
 
 import pytest
 
-from cutline.crashpoints import POINTS
+from cutline.base.crashpoints import POINTS
 from tests.support.torture_flow import EVENTS, LATEST, Cut, Row, all_rows, newest_rows, rows_at_epochs, with_totals
 
 #: Passed only when a person takes the flow back.

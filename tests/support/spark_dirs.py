@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from cutline.ids import NO_BATCH
+from cutline.model.ids import NO_BATCH
 
 
 class SparkDir:

@@ -17,23 +17,24 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from cutline import durable, wiring
-from cutline.config import build_options
-from cutline.crashpoints import crashpoint
+from cutline.base import durable
+from cutline.base.crashpoints import crashpoint
+from cutline.config.options import build_options
+from cutline.coordinator.factory import check_operator_options
 from cutline.errors import FlowFailedError
 from cutline.flow import Flow
-from cutline.graph import FlowGraph
-from cutline.ids import NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
-from cutline.layout import Layout
+from cutline.model.graph import FlowGraph
+from cutline.model.ids import NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
+from cutline.model.layout import Layout
+from cutline.model.restore_request import current_wish
 from cutline.objects import open_store
 from cutline.ports import Executors, OperatorPlan, Segment, SegmentPlace, StagedBatch, StagedTask, StageJob
-from cutline.protocol.commit import CommitPermit
-from cutline.protocol.messages import CheckpointOptions
-from cutline.service.cores import check_operator_options
-from cutline.service.credits import StopAtBoundary
-from cutline.service.wishes import current_wish
-from tests.support.engine import MemoryEngine
-from tests.support.memory_sink import MemorySink
+from cutline.protocol.messages.coordinator import CheckpointOptions
+from cutline.protocol.publish.commit import CommitPermit
+from cutline.runtime import launch as wiring
+from cutline.testing.twins.engine import MemoryEngine
+from cutline.testing.twins.sink import MemorySink
+from cutline.worker.backpressure import StopAtBoundary
 from tests.support.spark_dirs import SparkDir
 
 NUMBERS, TOTALS, TABLE = OperatorId("numbers"), OperatorId("totals"), SinkId("table")

@@ -10,10 +10,10 @@ from contextlib import closing
 from pathlib import Path
 
 from cutline.channels.log import ChannelLog
-from cutline.graph import FlowGraph, OperatorNode, SinkNode, build_graph
-from cutline.ids import BatchId, Epoch, FlowName, OperatorId, Position, SinkId, Subtask
-from cutline.layout import Layout
-from cutline.metadata.sqlite import SqliteMetadata
+from cutline.coordinator.manifests import operator_cut
+from cutline.model.graph import FlowGraph, OperatorNode, SinkNode, build_graph
+from cutline.model.ids import BatchId, Epoch, FlowName, OperatorId, Position, SinkId, Subtask
+from cutline.model.layout import Layout
 from cutline.ports import (
     ChannelCut,
     EpochOutcome,
@@ -27,11 +27,11 @@ from cutline.ports import (
     SinkRecord,
     SubtaskRecord,
 )
-from cutline.protocol.messages import BarrierTerms, Timings
-from cutline.service.manifests import operator_cut
-from cutline.service.recovery import Recovered, Recovery
-from cutline.service.snapshotter import acknowledgement
-from cutline.snapshots.store import LocalSnapshotStore
+from cutline.protocol.messages.coordinator import BarrierTerms, Timings
+from cutline.recovery.start import Recovered, Recovery
+from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.metadata.sqlite import SqliteMetadata
+from cutline.worker.snapshots import acknowledgement
 from tests.support.channels import append_barrier, append_batch
 from tests.support.spark_dirs import SparkDir
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutline.channels.entries import BarrierEntry, DataEntry
-from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.model.entries import BarrierEntry, DataEntry
+from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
 from cutline.ports import (
     ChannelCut,
     GenerationRecord,
@@ -21,8 +21,8 @@ from cutline.ports import (
     SubtaskRecord,
     Tombstone,
 )
-from cutline.protocol.messages import Timings
-from cutline.service.sent_ahead import AheadRecord
+from cutline.protocol.messages.coordinator import Timings
+from cutline.tiers.early_upload import AheadRecord
 
 SOURCE, TOTALS, TABLE = OperatorId("source"), OperatorId("totals"), SinkId("table")
 STAGED = StagedBatch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cutline.sources.nats import Connection, Message, read_range, stream_state
+from cutline.connectors.nats.client import Connection, Message, read_range, stream_state
 
 
 class Stream:

@@ -21,17 +21,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from cutline import durable, wiring
-from cutline.config import build_options
+from cutline.base import durable
+from cutline.config.options import build_options
 from cutline.errors import DamagedRecordError, StoreError
 from cutline.flow import Flow
-from cutline.ids import BatchId, Epoch, OperatorId, Position, SinkId
-from cutline.layout import Layout
+from cutline.model.ids import BatchId, Epoch, OperatorId, Position, SinkId
+from cutline.model.layout import Layout
+from cutline.model.restore_request import current_wish
 from cutline.ports import OperatorPlan, Piece, Segment, Sink, StageAttempt, StagedTask, StageJob
-from cutline.protocol.messages import CheckpointOptions
-from cutline.service.wishes import current_wish
-from cutline.snapshots.store import LocalSnapshotStore
-from tests.support.engine import MemoryEngine
+from cutline.protocol.messages.coordinator import CheckpointOptions
+from cutline.runtime import launch as wiring
+from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.testing.twins.engine import MemoryEngine
 from tests.support.spark_dirs import SparkDir
 
 FLOW, EVENTS, LATEST = "torture", OperatorId("events"), OperatorId("latest")

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cutline.crashpoints import ENVIRONMENT_VARIABLE
+from cutline.base.crashpoints import ENVIRONMENT_VARIABLE
 from cutline.ports import Sink
 from tests.support.torture_flow import EVENTS, LATEST, LONG_SECONDS, TortureFlow, rows_at_epochs
 

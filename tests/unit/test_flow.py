@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import cutline
-from cutline.config import OperatorOptions
+from cutline.config.options import OperatorOptions
 from cutline.errors import ConfigError, FlowDefinitionError
 from cutline.flow import Flow, Operator
-from tests.support.memory_sink import MemorySink
+from cutline.testing.twins.sink import MemorySink
 
 
 @pytest.fixture

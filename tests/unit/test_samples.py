@@ -2,7 +2,7 @@
 
 One sample of every record kind lies in ``samples/``. A change that breaks one needs a new format version and a way to
 read the old one; then the new form gets a sample of its own, and the old one stays.
-Made once with ``python -m tests.unit.make_samples``; never made again for a version that is out.
+Made once with ``python -m tests.support.make_samples``; never made again for a version that is out.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from cutline import records
-from cutline.channels import entries as codec
-from cutline.channels.entries import BarrierEntry, DataEntry
+from cutline.base import records
+from cutline.model import entries as codec
+from cutline.model.entries import BarrierEntry, DataEntry
 from cutline.ports import GenerationRecord, Manifest, OperatorRecord, Tombstone
-from cutline.service.sent_ahead import AheadRecord
+from cutline.tiers.early_upload import AheadRecord
 from tests.support import stored_records
 
 SAMPLES = Path(__file__).parent / "samples" / f"format-{records.FORMAT_VERSION}"

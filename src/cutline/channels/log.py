@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cutline import durable
-from cutline.channels import entries as codec
-from cutline.channels.entries import BarrierEntry, DataEntry, Entry
+from cutline.base import durable
+from cutline.base.crashpoints import crashpoint
 from cutline.channels.segment_store import SegmentStore
-from cutline.crashpoints import crashpoint
 from cutline.errors import DamagedRecordError, FencedError, InvariantViolation
-from cutline.ids import NO_BATCH, START, BatchId, Epoch, Generation, OperatorId, Position
-from cutline.protocol.lineage import Lineage
+from cutline.model import entries as codec
+from cutline.model.entries import BarrierEntry, DataEntry, Entry
+from cutline.model.ids import NO_BATCH, START, BatchId, Epoch, Generation, OperatorId, Position
+from cutline.protocol.history.lineage import Lineage
 
 
 class Amount(NamedTuple):

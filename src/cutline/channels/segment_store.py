@@ -18,11 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from cutline import durable, records
-from cutline.channels import entries as codec
+from cutline.base import durable, records
+from cutline.base.logs import get_logger
 from cutline.channels.segments import crc32_of
 from cutline.errors import DamagedRecordError, MissingObject, StoreError
-from cutline.logs import get_logger
+from cutline.model import entries as codec
 from cutline.objects import open_store
 from cutline.ports import ObjectStore, Segment, SegmentPlace
 from cutline.ports.objects import ObjectInfo

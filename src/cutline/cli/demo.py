@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.live import Live
 
 from cutline.cli.live import flow_view
-from cutline.config import build_options
+from cutline.config.options import build_options
 from cutline.demo.run import run_demo
 from cutline.demo.settings import DemoSettings
-from cutline.testing.s3_server import S3Server
+from cutline.testing.servers.s3 import S3Server
 
 #: The input takes this long, and so much longer for each kill, so that every kill finds something to break.
 _INPUT_SECONDS = 20.0

@@ -17,24 +17,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cutline.cli.options import FlowName, Json, Storage
-from cutline.config import Options, parse_duration_ms
+from cutline.config.options import Options, parse_duration_ms
 from cutline.errors import ConfigError, FlowLockedError
-from cutline.layout import Layout
-from cutline.metadata.inspecting import inspect_coordinator
-from cutline.service.collecting import (
-    WHY,
-    Collected,
-    Finding,
-    collect_remote,
-    collect_stopped,
-    found,
-    kept_remotely,
-)
-from cutline.service.lock import FlowLock, running_pid
-from cutline.service.replica import Replica
-from cutline.service.requests import ask
-from cutline.snapshots.store import LocalSnapshotStore
-from cutline.wiring import load_options, store_at
+from cutline.maintenance.gc_local import WHY, Collected, Finding, collect_remote, collect_stopped, found, kept_remotely
+from cutline.model.layout import Layout
+from cutline.runtime.launch import load_options
+from cutline.runtime.lock import FlowLock, running_pid
+from cutline.runtime.stores import store_at
+from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.metadata.inspector import inspect_coordinator
+from cutline.tiers.upload import Replica
+from cutline.transport.request_files import ask
 
 _ANSWER_SECONDS = 600.0
 #: How long a collector waits for another one.

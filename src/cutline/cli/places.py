@@ -6,15 +6,16 @@ import contextlib
 from functools import partial
 from pathlib import Path
 
-from cutline.config import Options
+from cutline.config.options import Options
+from cutline.coordinator.manifests import of_present_history
 from cutline.errors import ConfigError, CutlineError
-from cutline.layout import Layout
+from cutline.model.layout import Layout
 from cutline.ports import Manifest
-from cutline.service.lock import running_pid
-from cutline.service.manifests import of_present_history
-from cutline.service.savepoints import Savepoints
-from cutline.snapshots.store import LocalSnapshotStore
-from cutline.wiring import load_options, store_at
+from cutline.runtime.launch import load_options
+from cutline.runtime.lock import running_pid
+from cutline.runtime.stores import store_at
+from cutline.savepoints.store import Savepoints
+from cutline.storage.checkpoints import LocalSnapshotStore
 
 
 def flow_layout(flow: str, storage: str | None) -> Layout:

@@ -11,17 +11,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import cutline.ids
+import cutline.model.ids
 from cutline.cli.options import FlowName, Json, Storage
 from cutline.cli.places import flow_layout, is_running, kept_checkpoints, savepoints_of
 from cutline.cli.run import load_flow
 from cutline.errors import ConfigError, RecoveryError
-from cutline.ids import Epoch, OperatorId
-from cutline.layout import Layout
-from cutline.service.matching import Changes, Matching, declared_inputs, match
-from cutline.service.savepoints import Savepoints
-from cutline.service.wishes import RestoreWish, parse_renames, store_wish
-from cutline.snapshots.store import LocalSnapshotStore
+from cutline.model.ids import Epoch, OperatorId
+from cutline.model.layout import Layout
+from cutline.model.restore_request import RestoreWish, parse_renames, store_wish
+from cutline.protocol.history.evolution import Changes, Matching, declared_inputs, match
+from cutline.savepoints.store import Savepoints
+from cutline.storage.checkpoints import LocalSnapshotStore
 
 
 def restore(
@@ -93,7 +93,7 @@ def _matching(
         names = {old: OperatorId(wish.rename.get(old, old)) for old in recorded}
         declared = {new: tuple(names[one] for one in recorded[old]) for old, new in names.items()}
     changes = Changes(rename=wish.rename, allow_dropped=wish.allow_dropped)
-    return match(recorded, declared, flow=cutline.ids.FlowName(flow), where=f"epoch {epoch}", changes=changes)
+    return match(recorded, declared, flow=cutline.model.ids.FlowName(flow), where=f"epoch {epoch}", changes=changes)
 
 
 def _inputs_then(

@@ -16,13 +16,13 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from cutline.base.logs import configure_logging
 from cutline.cli.live import flow_view
 from cutline.errors import ConfigError, FlowDefinitionError
 from cutline.flow import Flow
-from cutline.layout import Layout
-from cutline.logs import configure_logging
-from cutline.service.wishes import parse_renames
-from cutline.wiring import load_options, start_flow
+from cutline.model.layout import Layout
+from cutline.model.restore_request import parse_renames
+from cutline.runtime.launch import load_options, start_flow
 
 
 def load_flow(path: Path, name: str | None) -> Flow:

@@ -13,17 +13,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import cutline.ids
+import cutline.model.ids
 from cutline.cli.options import FlowName, Json, Storage
 from cutline.cli.places import flow_layout, is_running, kept_checkpoints, savepoints_in, savepoints_of
 from cutline.errors import ConfigError, RecoveryError
-from cutline.layout import Layout
-from cutline.service.lock import FlowLock
-from cutline.service.requests import ask
-from cutline.service.savepoints import Savepoint, Savepoints
-from cutline.service.wishes import parse_renames
-from cutline.snapshots.store import LocalSnapshotStore
-from cutline.wiring import load_options
+from cutline.model.layout import Layout
+from cutline.model.restore_request import parse_renames
+from cutline.runtime.launch import load_options
+from cutline.runtime.lock import FlowLock
+from cutline.savepoints.store import Savepoint, Savepoints
+from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.transport.request_files import ask
 
 app = typer.Typer(no_args_is_help=True, help="Named checkpoints: take, list, move and delete them.")
 
@@ -170,7 +170,7 @@ def clone(
     target = Layout(Path(options.storage).resolve(), new_flow)
     with Console(stderr=True).status(f"cloning {name}"):
         manifest, renaming = _savepoints_anywhere(flow, storage).clone(
-            name, target, cutline.ids.FlowName(new_flow), rename=parse_renames(rename or []), drop=drop or []
+            name, target, cutline.model.ids.FlowName(new_flow), rename=parse_renames(rename or []), drop=drop or []
         )
     matched = {str(old): str(new) for old, new in renaming.new_names.items()}
     if as_json:

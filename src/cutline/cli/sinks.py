@@ -13,13 +13,13 @@ from rich.table import Table
 from cutline.cli.options import FlowName, Json, Storage
 from cutline.cli.places import flow_layout, is_running, kept_checkpoints
 from cutline.errors import ConfigError
-from cutline.ids import SinkId
-from cutline.layout import Layout
-from cutline.metadata.inspecting import inspect_coordinator
-from cutline.metadata.sqlite import forget_seen
-from cutline.service.lock import FlowLock
-from cutline.service.sink_views import SinkView, sink_views
-from cutline.snapshots.store import LocalSnapshotStore
+from cutline.model.ids import SinkId
+from cutline.model.layout import Layout
+from cutline.runtime.lock import FlowLock
+from cutline.runtime.status import SinkView, sink_views
+from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.metadata.inspector import inspect_coordinator
+from cutline.storage.metadata.sqlite import forget_seen
 
 
 def sinks(

@@ -15,18 +15,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cutline.cli.options import FlowName, Json, Storage
-from cutline.config import Options
+from cutline.config.options import Options
 from cutline.errors import ConfigError, CutlineError
-from cutline.ids import Epoch
-from cutline.layout import Layout
-from cutline.metadata.inspecting import inspect_coordinator
+from cutline.maintenance.verify import EpochReport, Finding, Verifier
+from cutline.maintenance.verify_copies import verify_copies
+from cutline.model.ids import Epoch
+from cutline.model.layout import Layout
 from cutline.ports.inspection import CoordinatorRecords
-from cutline.service.replica import Replica
-from cutline.service.savepoints import Savepoints
-from cutline.service.verifying import EpochReport, Finding, Verifier
-from cutline.service.verifying_copies import verify_copies
-from cutline.snapshots.inspecting import LocalInspector
-from cutline.wiring import load_options, store_at
+from cutline.runtime.launch import load_options
+from cutline.runtime.stores import store_at
+from cutline.savepoints.store import Savepoints
+from cutline.storage.inspector import LocalInspector
+from cutline.storage.metadata.inspector import inspect_coordinator
+from cutline.tiers.upload import Replica
 
 _DAMAGE, _COULD_NOT_LOOK = 1, 2
 _COLOURS = {"good": "green", "damaged": "bold red", "left": "yellow"}

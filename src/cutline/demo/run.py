@@ -7,8 +7,8 @@ from typing import Any
 from cutline.demo.settings import FLOW_NAME, DemoSettings
 from cutline.demo.supervise import DemoRun, Watcher
 from cutline.demo.truth import check
-from cutline.layout import Layout
-from cutline.metadata.sqlite import SqliteMetadata
+from cutline.model.layout import Layout
+from cutline.storage.metadata.sqlite import SqliteMetadata
 
 _HISTORY = 100_000
 

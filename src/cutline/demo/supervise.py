@@ -18,7 +18,7 @@ import msgspec
 
 from cutline.demo.settings import FLOW_NAME, DemoSettings
 from cutline.errors import FlowFailedError
-from cutline.layout import Layout
+from cutline.model.layout import Layout
 
 _LOOK_SECONDS = 0.1
 #: A worker that takes longer than this for everything is stuck.

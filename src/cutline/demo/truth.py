@@ -15,7 +15,7 @@ def check(settings: DemoSettings) -> dict[str, Any]:
     import pyarrow.dataset as ds
     from deltalake import DeltaTable
 
-    from cutline.spark.generator_source import payments
+    from cutline.connectors.generator.spark_reader import payments
 
     counts = np.zeros(settings.keys, dtype=np.int64)
     amounts = np.zeros(settings.keys, dtype=np.int64)

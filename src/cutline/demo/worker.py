@@ -7,9 +7,9 @@ import sys
 
 import msgspec
 
+from cutline.base.logs import configure_logging
 from cutline.demo.pipeline import payments_flow
 from cutline.demo.settings import DemoSettings
-from cutline.logs import configure_logging
 
 
 def main() -> None:

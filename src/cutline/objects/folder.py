@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from cutline.durable import fsync_dir, is_temporary, make_dir
+from cutline.base.durable import fsync_dir, is_temporary, make_dir
 from cutline.errors import MissingObject, NotDone, OutcomeUnknown
 from cutline.objects.names import checked, checked_folder
 from cutline.objects.staging import pieces_of, put_in_place, staged

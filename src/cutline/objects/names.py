@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutline.durable import is_temporary
+from cutline.base.durable import is_temporary
 from cutline.errors import NotDone
 
 

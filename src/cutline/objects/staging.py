@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cutline.durable import fsync_dir, temporary_beside
+from cutline.base.durable import fsync_dir, temporary_beside
 
 _PIECE_BYTES = 1 << 20
 

@@ -3,6 +3,25 @@
 Adapters import this package and what lies below it, never one another.
 """
 
+from cutline.model.checkpoint import (
+    ChannelCut,
+    FileSet,
+    GenerationRecord,
+    InFlight,
+    LostInput,
+    Manifest,
+    OperatorCut,
+    OperatorRecord,
+    Pin,
+    SinkRecord,
+    SnapshotFile,
+    SnapshotStore,
+    Spans,
+    StoredRecord,
+    SubtaskCut,
+    SubtaskRecord,
+    Tombstone,
+)
 from cutline.ports.engine import (
     BatchHandler,
     Engine,
@@ -31,25 +50,6 @@ from cutline.ports.sinks import (
     StagedBatch,
     Stager,
     StageWriter,
-)
-from cutline.ports.snapshots import (
-    ChannelCut,
-    FileSet,
-    GenerationRecord,
-    InFlight,
-    LostInput,
-    Manifest,
-    OperatorCut,
-    OperatorRecord,
-    Pin,
-    SinkRecord,
-    SnapshotFile,
-    SnapshotStore,
-    Spans,
-    StoredRecord,
-    SubtaskCut,
-    SubtaskRecord,
-    Tombstone,
 )
 
 __all__ = [

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cutline.ids import BatchId, FlowName, Generation, OperatorId, Position, SinkId
+from cutline.model.ids import BatchId, FlowName, Generation, OperatorId, Position, SinkId
 from cutline.ports.sinks import Piece, Stager
-from cutline.protocol.lineage import Lineage
+from cutline.protocol.history.lineage import Lineage
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):

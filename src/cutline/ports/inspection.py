@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from cutline.ids import Epoch, Generation, OperatorId, SinkId
-from cutline.ports.snapshots import Manifest, OperatorRecord, SnapshotFile
+from cutline.model.checkpoint import Manifest, OperatorRecord, SnapshotFile
+from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 
 
 class FileProblem(NamedTuple):

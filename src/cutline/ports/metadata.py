@@ -6,8 +6,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from cutline.ids import Epoch, Generation, SinkId
-from cutline.protocol.messages import BarrierTerms
+from cutline.model.ids import Epoch, Generation, SinkId
+from cutline.protocol.messages.coordinator import BarrierTerms
 
 
 class PendingRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from cutline.ids import NO_EPOCH, Epoch
+from cutline.model.ids import NO_EPOCH, Epoch
 
 if TYPE_CHECKING:
     import pyarrow as pa

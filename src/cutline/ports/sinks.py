@@ -1,4 +1,4 @@
-"""The sink port: two-phase output. Its conformance suite is ``cutline.testing.sink_conformance``."""
+"""The sink port: two-phase output. Its conformance suite is ``cutline.testing.conformance.sinks``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from cutline.ids import BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
+from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cutline.protocol.commit import CommitPermit
+    from cutline.protocol.publish.commit import CommitPermit
 
 #: What a sink's executors report about one staged piece (a file, a table …). Plain JSON.
 Piece = dict[str, Any]

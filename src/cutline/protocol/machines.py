@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from cutline.protocol import agent, checkpoint, publishing
+from cutline.protocol.checkpoint import pending_epoch as checkpoint
+from cutline.protocol.cut import agent
+from cutline.protocol.publish import publishing
 
 S = TypeVar("S", bound=enum.Enum)
 

@@ -10,9 +10,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
-from cutline.config import parse_duration_ms
+from cutline.config.options import parse_duration_ms
 from cutline.errors import ConfigError
-from cutline.spark.plan import WATERMARK_MARK, watermarked_columns
+from cutline.spark.query_plan import WATERMARK_MARK, watermarked_columns
 
 
 def distinct(rows: DataFrame, *, key: str | Sequence[str], time: str, within: str | float) -> DataFrame:

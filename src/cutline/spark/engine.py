@@ -16,25 +16,25 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cutline import durable
-from cutline.config import Options
-from cutline.decoding import decoder_of
+from cutline.base import durable
+from cutline.base.decoding import decoder_of
+from cutline.config.options import Options
+from cutline.connectors.generator.spark_reader import GeneratorSource
+from cutline.connectors.kafka.spark_reader import KafkaSource
+from cutline.connectors.nats.spark_reader import NatsSource
+from cutline.connectors.postgres.spark_reader import PostgresSource
 from cutline.errors import JvmLostError
-from cutline.graph import FlowGraph, OperatorNode
-from cutline.ids import BatchId, FlowName, OperatorId, Position
-from cutline.layout import Layout
+from cutline.model.graph import FlowGraph, OperatorNode
+from cutline.model.ids import BatchId, FlowName, OperatorId, Position
+from cutline.model.layout import Layout
 from cutline.ports import BatchHandler, LiveDirs, OperatorPlan, StagedTask, StageJob
-from cutline.protocol.lineage import Lineage
-from cutline.spark import plan as planning
+from cutline.protocol.history.lineage import Lineage
+from cutline.spark import query_plan as planning
 from cutline.spark.channel_source import FORMAT, ChannelSource
-from cutline.spark.generator_source import GeneratorSource
-from cutline.spark.kafka_source import KafkaSource
-from cutline.spark.live_dirs import settle_live_dirs
-from cutline.spark.nats_source import NatsSource
-from cutline.spark.planned_sources import planned_sources
-from cutline.spark.postgres_source import PostgresSource
+from cutline.spark.executor_staging import REPORT_SCHEMA, stage_rows
+from cutline.spark.remote_dirs import settle_live_dirs
 from cutline.spark.session import query_session, settle_python_sources
-from cutline.spark.staging import REPORT_SCHEMA, stage_rows
+from cutline.spark.source_discovery import planned_sources
 
 _QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 

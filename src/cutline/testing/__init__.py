@@ -7,4 +7,4 @@ import sys
 # Failing assertions inside a shipped suite should show values like those in a test file. Only pytest itself, when it
 # is running, can arrange that, and only before the suite is imported.
 if "pytest" in sys.modules:
-    sys.modules["pytest"].register_assert_rewrite("cutline.testing.sink_conformance")
+    sys.modules["pytest"].register_assert_rewrite("cutline.testing.conformance.sinks")

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cutline.channels.entries import BarrierEntry, DataEntry, Entry, entry_path
 from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError, DamagedRecordError, FencedError, InvariantViolation
-from cutline.ids import NO_BATCH, BatchId, Epoch, Generation, Position
+from cutline.model.entries import BarrierEntry, DataEntry, Entry, entry_path
+from cutline.model.ids import NO_BATCH, BatchId, Epoch, Generation, Position
 from tests.support.channels import append_barrier, append_batch, open_log, segment_names
 from tests.support.killing import is_killed_at
 

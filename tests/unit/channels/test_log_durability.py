@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cutline import durable
-from cutline.channels import entries as codec
+from cutline.base import durable
 from cutline.errors import DamagedRecordError, InvariantViolation
-from cutline.ids import BatchId, Position
+from cutline.model import entries as codec
+from cutline.model.ids import BatchId, Position
 from tests.support.channels import append_barrier, append_batch, open_log
 
 

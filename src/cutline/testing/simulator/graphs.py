@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from cutline.ids import OperatorId, SinkId
+from cutline.model.ids import OperatorId, SinkId
 
 _MOST_PATHS = 12
 _SHAPES = ("chain", "diamond", "fan-in", "fan-out", "any")

@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from cutline.errors import CutlineError
-from cutline.ids import NO_EPOCH, Epoch
-from cutline.protocol.messages import CheckpointOptions, CheckpointRequested, PinChanged
-from cutline.testing.simulator.coordinator import CoordinatorProcess
-from cutline.testing.simulator.disk import Data
-from cutline.testing.simulator.flow import SimulatedFlow, random_settings
+from cutline.model.ids import NO_EPOCH, Epoch
+from cutline.protocol.messages.coordinator import CheckpointOptions, CheckpointRequested, PinChanged
 from cutline.testing.simulator.graphs import random_graph
-from cutline.testing.simulator.operator import COORDINATOR, OperatorProcess
+from cutline.testing.simulator.processes.coordinator import CoordinatorProcess
+from cutline.testing.simulator.processes.flow import SimulatedFlow, random_settings
+from cutline.testing.simulator.processes.operator import COORDINATOR, OperatorProcess
+from cutline.testing.simulator.storage.disk import Data
 from cutline.testing.simulator.world import Steps, Violation, World
 
 #: Faults that happen on an occasion, and how often at most.

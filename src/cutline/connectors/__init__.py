@@ -1,0 +1,1 @@
+"""One room per outside system: sinks, sources, readers, guards."""

@@ -1,0 +1,211 @@
+"""What a Delta table's log says about this sink: which commits are ours, what they published, where to go back to.
+
+The log is read file by file, because deltalake's ``history`` leaves out commits that carry no commitInfo and then
+numbers all older ones wrongly: rewinding by it could restore the wrong version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import msgspec
+
+from cutline.base.decoding import decoder_of
+from cutline.base.durable import fsync_dir, fsync_file
+from cutline.errors import InvariantViolation, SinkError
+from cutline.model.ids import Epoch
+
+_APP_PREFIX = "cutline"
+#: The key in a commit's commitInfo under which a Mark stands.
+MARK_KEY = "cutline"
+#: Actions that leave the rows and the schema as they are.
+_HARMLESS = frozenset({"commitInfo", "txn"})
+
+
+def app_id(flow: str, sink: str) -> str:
+    """The application whose version in the table is the sink's newest epoch."""
+    return f"{_APP_PREFIX}/{flow}/{sink}"
+
+
+def rewound_id(flow: str, sink: str) -> str:
+    """The application whose version is the highest epoch that a rewind took away."""
+    return f"{app_id(flow, sink)}/rewound"
+
+
+def claim_id(flow: str, sink: str) -> str:
+    """The application whose version says who may publish: the number of the newest claim."""
+    return f"{app_id(flow, sink)}/claim"
+
+
+def parts_of_app_id(app: str) -> tuple[str, str]:
+    _, flow, sink = app.split("/")
+    return flow, sink
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of our commits did, kept inside that commit."""
+
+    app: str
+    kind: Literal["publish", "rewind"]
+    #: Newest published epoch before and after the commit.
+    before: Epoch
+    after: Epoch
+    #: Identifies the published files; empty for a rewind.
+    digest: str = ""
+    format: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedCommit:
+    """One version of the table, as far as a sink needs to know it."""
+
+    version: int
+    mark: Mark | None
+    operation: str
+    timestamp_ms: int
+    #: Whether it may have changed rows or schema.
+    is_change: bool
+    #: Files it made part of the table, relative to the table's folder, as they are called on disk.
+    added: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaLog:
+    """The ``_delta_log`` folder of a table on a mounted file system."""
+
+    folder: Path
+
+    def commits(self, newest: int) -> Iterator[LoggedCommit]:
+        """From version ``newest`` down, as far back as the log reaches. Lists nothing: a log can be very long."""
+        for version in range(newest, -1, -1):
+            try:
+                text = self.file_of(version).read_text()
+            except FileNotFoundError:  # older versions were cleaned away up to a checkpoint
+                return
+            yield _parse(version, text)
+
+    def find_publish(self, newest: int, app: str, epoch: Epoch) -> LoggedCommit | None:
+        """The commit that published this epoch, if the log still reaches back to it."""
+        for commit in self.commits(newest):
+            mark = commit.mark
+            if mark is None or mark.app != app or mark.kind != "publish":
+                continue
+            if mark.after == epoch:
+                return commit
+            if mark.after < epoch:  # epochs only grow, so it cannot come any more
+                return None
+        return None
+
+    def newest_of(self, newest: int, app: str) -> int | None:
+        """The newest version that this sink made; None if it made none that the log still has."""
+        marks = ((commit.version, commit.mark) for commit in self.commits(newest))
+        own = (version for version, mark in marks if mark is not None and mark.app == app)
+        return next(own, None)
+
+    def rewind_target(self, newest: int, app: str, published: Epoch, epoch: Epoch) -> tuple[int, Epoch]:
+        """The newest version in which nothing above ``epoch`` was published, and what was newest then.
+
+        Raises SinkError if somebody else changed the table since: that change would be lost.
+        """
+        current = published
+        for commit in self.commits(newest):
+            if current <= epoch:
+                return commit.version, current
+            mark = commit.mark
+            if mark is not None and mark.app == app:
+                if mark.after != current:
+                    raise InvariantViolation(
+                        f"version {commit.version} says it published {mark.after}, expected {current}", path=self.folder
+                    )
+                current = mark.before
+            elif commit.is_change:
+                raise SinkError(
+                    f"somebody else changed the table since (version {commit.version}, {commit.operation})",
+                    next_step="restore the flow without rewinding this sink and delete the doubled rows by hand, "
+                    "or undo the other change first",
+                    epoch=epoch,
+                    path=self.folder.parent,
+                )
+        raise SinkError(
+            "the table's log no longer reaches back to that epoch",
+            next_step="rewind to a newer epoch; raise delta.logRetentionDuration to keep more for the next time",
+            epoch=epoch,
+            path=self.folder.parent,
+        )
+
+    def oldest_rewind(self, newest: int, app: str, published: Epoch) -> Epoch:
+        """The oldest epoch for which ``rewind_target`` has an answer."""
+        current = reachable = published
+        for commit in self.commits(newest):
+            reachable = current
+            mark = commit.mark
+            if mark is not None and mark.app == app:
+                current = mark.before
+            elif commit.is_change:
+                break
+        return reachable
+
+    def named_since(self, newest: int, timestamp_ms: int) -> set[str]:
+        """Every file that a commit from this time on has made part of the table, even if it was removed again."""
+        named: set[str] = set()
+        for commit in self.commits(newest):
+            if commit.timestamp_ms < timestamp_ms:
+                break
+            named |= commit.added
+        return named
+
+    def make_durable(self, after: int, through: int) -> None:
+        """Sync the versions in (after, through] and the folder. deltalake itself syncs nothing."""
+        for version in range(after + 1, through + 1):
+            path = self.file_of(version)
+            if path.exists():
+                fsync_file(path)
+        fsync_dir(self.folder)
+
+    def make_checkpoint_durable(self, version: int) -> None:
+        """Sync the checkpoint of a version: a torn one would make the table unreadable."""
+        for path in self.folder.glob(f"{version:020}.checkpoint*"):
+            fsync_file(path)
+        pointer = self.folder / "_last_checkpoint"
+        if pointer.exists():
+            fsync_file(pointer)
+        fsync_dir(self.folder)
+
+    def file_of(self, version: int) -> Path:
+        """The file whose existence makes the version."""
+        return self.folder / f"{version:020}.json"
+
+
+def _moves_rows_only(action: dict[str, Any]) -> bool:
+    """As OPTIMIZE does: the same rows in other files."""
+    return all(kind in ("add", "remove") and not body.get("dataChange", True) for kind, body in action.items())
+
+
+def _mark(found: Any) -> Mark:
+    return decoder_of(Mark).decode(msgspec.json.encode(found))
+
+
+def _parse(version: int, text: str) -> LoggedCommit:
+    actions: list[dict[str, Any]] = [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
+    info: dict[str, Any] = {}
+    added: set[str] = set()
+    is_change = False
+    for action in actions:
+        info = action.get("commitInfo") or info
+        if add := action.get("add"):
+            added.add(unquote(add["path"]))
+        is_change = is_change or not (_HARMLESS.issuperset(action) or _moves_rows_only(action))
+    mark = info.get(MARK_KEY)
+    return LoggedCommit(
+        version=version,
+        mark=_mark(mark) if mark is not None else None,
+        operation=info.get("operation", "unknown operation"),
+        # Without a time it must count as recent.
+        timestamp_ms=info.get("timestamp", 1 << 62),
+        is_change=is_change,
+        added=frozenset(added),
+    )

@@ -1,0 +1,132 @@
+"""Reading a Delta table by the epochs of a sink: as of one, or what came after one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cutline.connectors.delta.log import DeltaLog, app_id, parts_of_app_id, rewound_id
+from cutline.connectors.parquet.reader import file_batches
+from cutline.connectors.reading import check_stands, nothing_there, refuse_after
+from cutline.connectors.rows import storable_schema
+from cutline.errors import SinkError
+from cutline.model.ids import NO_EPOCH, Epoch
+from cutline.ports import Published, Wish
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+#: How many of the newest versions are looked at to see who writes to the table.
+_VERSIONS_ASKED = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """A commit that published an epoch which still stands."""
+
+    version: int
+    epoch: Epoch
+    #: The newest epoch before it.
+    before: Epoch
+    files: frozenset[str]
+
+
+def read_table(path: Path, log: DeltaLog, wish: Wish, *, appends: bool) -> Published:
+    """``appends``: whether the sink only adds files, so that the files that an epoch added are its rows."""
+    from deltalake import DeltaTable
+
+    if wish.after and not appends:
+        raise refuse_after("rows of this sink replace others")
+    if not DeltaTable.is_deltatable(str(path)):
+        raise nothing_there(path)
+    table = DeltaTable(str(path))
+    flow, sink = _owner(log, table.version(), wish, path)
+    published = Epoch(table.transaction_version(app_id(flow, sink)) or NO_EPOCH)
+    rewound = Epoch(table.transaction_version(rewound_id(flow, sink)) or NO_EPOCH)
+    standing = _standing(log, table.version(), app_id(flow, sink), published)
+    later = _later_than(wish.after or wish.as_of, published, standing, path)
+    check_stands(wish, [published, *(addition.before for addition in later)], rewound=rewound)
+    too_new = [addition for addition in later if not wish.reaches(addition.epoch)]
+    if too_new:
+        table.load_as_version(too_new[-1].version - 1)
+        published = too_new[-1].before
+    schema = storable_schema(_schema_of(table))
+    if wish.after:
+        files = [name for addition in later if wish.reaches(addition.epoch) for name in sorted(addition.files)]
+        return Published(
+            flow=flow, sink=sink, epoch=published, schema=schema, batches=lambda: _added(table, files, schema, path)
+        )
+    return Published(flow=flow, sink=sink, epoch=published, schema=schema, batches=lambda: _all(table, schema))
+
+
+def _all(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in table.to_pyarrow_dataset().to_batches():
+        yield batch.cast(schema)
+
+
+def _added(table: DeltaTable, files: list[str], schema: pa.Schema, path: Path) -> Iterator[pa.RecordBatch]:
+    try:
+        partition_by = table.metadata().partition_columns
+        yield from file_batches([str(path / name) for name in files], schema, partition_by, path)
+    except FileNotFoundError as error:
+        raise SinkError(
+            "files of these epochs were compacted and vacuumed away",
+            next_step="read without after=, or more often than the table is vacuumed",
+            path=path,
+        ) from error
+
+
+def _later_than(until: Epoch | None, published: Epoch, standing: Iterator[Addition], path: Path) -> list[Addition]:
+    """The commits since the epoch that was asked for, newest first."""
+    if until is None or published <= until:
+        return []
+    found = []
+    for addition in standing:
+        found.append(addition)
+        if addition.before <= until:
+            return found
+    raise SinkError(
+        "the table's log no longer reaches back to that epoch",
+        next_step="read without after= and as_of=; delta.logRetentionDuration says how much is kept",
+        epoch=until,
+        path=path,
+    )
+
+
+def _standing(log: DeltaLog, newest: int, app: str, published: Epoch) -> Iterator[Addition]:
+    """The commits whose epochs stand, newest first: what a rewind has taken back is left out."""
+    stands = published
+    for commit in log.commits(newest):
+        mark = commit.mark
+        if mark is not None and mark.app == app and mark.kind == "publish" and mark.after == stands:
+            yield Addition(version=commit.version, epoch=mark.after, before=mark.before, files=commit.added)
+            stands = mark.before
+
+
+def _owner(log: DeltaLog, newest: int, wish: Wish, path: Path) -> tuple[str, str]:
+    """Whose epochs are meant: the one who is named, or the only one who has published of late."""
+    if wish.flow is not None and wish.sink is not None:
+        return wish.flow, wish.sink
+    marks = (commit.mark for commit in islice(log.commits(newest), _VERSIONS_ASKED))
+    owners = {parts_of_app_id(mark.app) for mark in marks if mark is not None}
+    fitting = [(flow, sink) for flow, sink in owners if wish.flow in (None, flow) and wish.sink in (None, sink)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not owners:
+        return wish.flow or "", wish.sink or ""  # nothing is published yet
+    known = ", ".join(sorted(f"{flow}/{sink}" for flow, sink in owners))
+    raise SinkError(
+        f"several sinks write to the table ({known})" if fitting else "no such sink has published to the table of late",
+        next_step="name the flow= and the sink's name=",
+        path=path,
+    )
+
+
+def _schema_of(table: DeltaTable) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(table.schema().to_arrow())

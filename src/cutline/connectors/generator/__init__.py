@@ -1,0 +1,1 @@
+"""Generated rows, for demos, tests and benchmarks."""

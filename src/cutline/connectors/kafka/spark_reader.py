@@ -1,0 +1,203 @@
+"""A Kafka topic as a source, without Spark's Kafka jar: the same offsets give the same rows, at every try.
+
+``spark.readStream.format("cutline_kafka")`` with the options ``servers``, ``topic``, ``start`` (``earliest`` or
+``latest``) and ``max_per_batch``. See docs/sources.md. The driver asks how far the partitions go, as far as
+transactions are finished; executors read one partition's range each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from cutline.connectors.kafka.client import Bounds
+
+FORMAT = "cutline_kafka"
+SCHEMA = (
+    "partition int, offset long, key binary, value binary, published_at timestamp, "
+    "headers array<struct<key:string,value:binary>>"
+)
+
+
+class OffsetRange(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, partition: int, first: int, end: int) -> None:
+        self.partition = partition
+        self.first = first
+        self.end = end
+
+
+class KafkaSource(DataSource):
+    """Messages of one topic."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return KafkaReader(self.options)
+
+
+class KafkaReader(DataSourceStreamReader):
+    """Reads offsets in [start, end) of every partition."""
+
+    def __init__(self, options: Any) -> None:
+        self._servers = _needed(options, "servers")
+        self._topic = _needed(options, "topic")
+        self._start = options.get("start", "earliest")
+        if self._start not in ("earliest", "latest"):
+            raise ValueError(f"start is {self._start!r}: use earliest or latest")
+        text = str(options.get("max_per_batch", 100_000))
+        if not text.isdigit() or not int(text):
+            raise ValueError(f"max_per_batch is {text!r}: use a whole number above zero")
+        self._most = int(text)
+        self._client: Any = None
+        self._administrator: Any = None
+        #: The newest batch.
+        self._planned: tuple[Any, Any] | None = None
+        self._close = contextlib.ExitStack()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travels to executors without its connection."""
+        kept = {name: value for name, value in self.__dict__.items() if name != "_close"}
+        return kept | {"_client": None, "_administrator": None, "_planned": None}
+
+    # ------------------------------------------------------------------ driver
+
+    def initialOffset(self) -> dict[str, Any]:
+        from cutline.connectors.kafka.client import topic_id
+        from cutline.connectors.kafka.positions import KafkaPosition
+
+        there = self._look()
+        begin = {name: one.first if self._start == "earliest" else one.end for name, one in there.items()}
+        identity = topic_id(self._servers, self._topic)
+        return KafkaPosition(
+            servers=self._servers, topic=self._topic, topic_id=identity, begin=begin, offsets=begin
+        ).as_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        at = self._position(start)
+        there = self._look()
+        self._refuse_lost(there, "", at, at)
+        # A partition that was added later is read from its beginning.
+        begin = {**{name: one.first for name, one in there.items()}, **at.begin}
+        offsets = {name: at.offsets.get(name, begin[name]) for name in there}
+        left = self._most
+        for number, name in enumerate(sorted(there, key=int)):
+            share = max(left // (len(there) - number), 1)
+            taken = min(there[name].end - offsets[name], share)
+            offsets[name] += taken
+            left -= taken
+        if offsets == at.offsets:
+            return start
+        # Asked only now: as long as there is nothing to read, it does not matter whose it would be.
+        self._refuse_lost(there, self._identity(at), at, at)
+        offset: dict[str, Any] = at.as_json() | {"servers": self._servers, "begin": begin, "offsets": offsets}
+        self._planned = (at, self._position(offset))
+        return offset
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        import msgspec
+
+        from cutline.connectors.kafka.positions import ranges
+
+        first, last = self._position(start), self._position(end)
+        found = ranges(first, last)
+        if self._planned != (first, last):
+            begin = msgspec.structs.replace(last, offsets={str(number): one.first for number, one in found.items()})
+            self._refuse_lost(self._look(), self._identity(last), begin, last)
+        return [OffsetRange(number, one.first, one.end) for number, one in sorted(found.items()) if one.end > one.first]
+
+    def stop(self) -> None:
+        self._close.close()
+        self._client = self._administrator = None
+
+    def _position(self, offset: dict[str, Any]) -> Any:
+        from cutline.connectors.kafka.positions import position_of
+
+        at = position_of(offset)
+        if at.topic != self._topic:
+            raise ValueError(
+                f"a position in topic {at.topic} was given to the reader of topic {self._topic}: "
+                "give the operator another name to read another topic"
+            )
+        return at
+
+    def _look(self) -> dict[str, Bounds]:
+        from cutline.connectors.kafka.client import bounds_of, consumer, partitions_of
+
+        if self._client is None:
+            self._client = self._close.enter_context(consumer(self._servers))
+        numbers = partitions_of(self._client, self._servers, self._topic)
+        if numbers is None:
+            raise ValueError(f"there is no topic {self._topic} at {self._servers}: create it, then start again")
+        return {str(one): bounds_of(self._client, self._servers, self._topic, one) for one in numbers}
+
+    def _identity(self, at: Any) -> str:
+        """Which topic of this name there is now; empty: nobody can tell, or could when reading began."""
+        from cutline.connectors.kafka.client import administrator, topic_id
+
+        if not at.topic_id:
+            return ""
+        if self._administrator is None:
+            self._administrator = administrator(self._servers)
+        return topic_id(self._servers, self._topic, self._administrator)
+
+    def _refuse_lost(self, there: dict[str, Bounds], identity: str, first: Any, last: Any) -> None:
+        from cutline.connectors.kafka.positions import lost_between
+        from cutline.errors import LostInputError
+
+        problems = lost_between(there, identity, first, last)
+        if problems:
+            raise LostInputError(
+                f"{problems[0].path} cannot be read: {problems[0].problem}",
+                next_step='restore a checkpoint after it, or start with missing_input = "continue" to go on without it',
+            )
+
+    # ------------------------------------------------------------------ executors
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from cutline.connectors.kafka.client import Bounds, consumer, read_range
+
+        if not isinstance(partition, OffsetRange):
+            return
+        bounds = Bounds(partition.first, partition.end)
+        with consumer(self._servers) as client:
+            for page in read_range(client, self._servers, self._topic, partition.partition, bounds):
+                yield _record_batch(partition.partition, page)
+
+
+def _record_batch(partition: int, page: list[Any]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    headers = [[{"key": key, "value": value} for key, value in one.headers] for one in page]
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([partition] * len(page), pa.int32()),
+            pa.array([one.offset for one in page], pa.int64()),
+            pa.array([one.key for one in page], pa.binary()),
+            pa.array([one.value for one in page], pa.binary()),
+            pa.array([one.timestamp_ms * 1_000 for one in page], pa.timestamp("us", tz="UTC")),
+            pa.array(headers, pa.list_(header)),
+        ],
+        names=["partition", "offset", "key", "value", "published_at", "headers"],
+    )
+
+
+def _needed(options: Any, name: str) -> str:
+    value = options.get(name, "")
+    if not value:
+        raise ValueError(f'the source {FORMAT} needs the option "{name}"')
+    return str(value)

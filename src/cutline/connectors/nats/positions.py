@@ -1,0 +1,144 @@
+"""How far a NATS stream has been read, as it stands in Spark's offsets, and whether it can be read again from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cutline.connectors.nats.client import Connection, StreamState, stream_state
+from cutline.connectors.source_options import SourcePosition, convert, parse
+from cutline.errors import LostInputError
+from cutline.ports.inspection import FileProblem, SourceReport
+
+KIND = "cutline_nats"
+
+
+class NatsPosition(SourcePosition, frozen=True, kw_only=True):
+    """A place in a stream. Holds all that the replay guard needs to look there, and no secrets."""
+
+    source: str = KIND
+    url: str
+    stream: str
+    #: Which stream of this name: when it was made.
+    created: str
+    #: The sequence that reading began with. Spark does not note where the first batch of a query begins.
+    begin: int
+    #: The next sequence to read.
+    sequence: int
+    #: How many messages, of any subject, were in what was read: fewer at a second reading means that some were deleted.
+    messages: int = 0
+
+
+def parse_position(position: bytes | None) -> NatsPosition | None:
+    """None: the offset of another source, or of none."""
+    return parse(position, NatsPosition, KIND)
+
+
+def position_of(offset: Mapping[str, Any]) -> NatsPosition:
+    return convert(offset, NatsPosition)
+
+
+def where_batch_begins(start: NatsPosition, end: NatsPosition) -> NatsPosition:
+    """Of the first batch of a query the beginning is asked for anew at each try, and may be another one by then.
+
+    The end, which Spark has noted, remembers it.
+    """
+    if (start.begin, start.created) == (end.begin, end.created):
+        return start
+    return _begun(end)
+
+
+def _begun(position: NatsPosition) -> NatsPosition:
+    return msgspec.structs.replace(position, sequence=position.begin, messages=0)
+
+
+def lost_between(state: StreamState | None, start: NatsPosition, end: NatsPosition | None) -> list[FileProblem]:
+    """What of [start, end) the stream does not hold any more; ``end`` None: nobody knows how far it was read."""
+    name = f"stream {start.stream}"
+    last = None if end is None or end.created != start.created else end
+    if state is None or state.created != start.created:
+        why = "it is not there any more" if state is None else "another stream has this name now"
+        if last is None or last.sequence <= start.sequence:
+            # Nothing is known to be lost, and still: what comes next is not what would have come.
+            return [FileProblem(f"{name}: everything from sequence {start.sequence} on", f"{why}", 0)]
+        count = last.messages - start.messages
+        return [FileProblem(f"{name}: sequences {start.sequence} to {last.sequence - 1}", f"{why}", count)]
+    problems = []
+    reached = start.sequence if last is None else max(start.sequence, last.sequence)
+    first = max(start.sequence, state.first)
+    if first > start.sequence:
+        text = f"{name}: sequences {start.sequence} to {first - 1}"
+        problems.append(FileProblem(text, "the stream has dropped these messages", first - start.sequence))
+    if state.end < reached:
+        text = f"{name}: sequences {state.end} to {reached - 1}"
+        why = "the stream was set back behind them, and gives their sequences to others"
+        problems.append(FileProblem(text, why, reached - state.end))
+    if last is not None:
+        # At most so many of those that were read are explained by the above.
+        dropped = min(first, reached) - start.sequence + max(reached - max(state.end, first), 0)
+        deleted = last.messages - start.messages - dropped - state.messages_between(first, reached)
+        if deleted > 0:
+            text = f"{name}: {deleted} of the sequences {first} to {min(reached, state.end) - 1}"
+            problems.append(FileProblem(text, "these messages were deleted", deleted))
+    return problems
+
+
+def refuse_lost(problems: Sequence[FileProblem]) -> None:
+    """For the reader: nothing is passed over in silence."""
+    if problems:
+        raise LostInputError(
+            f"{problems[0].path} cannot be read: {problems[0].problem}",
+            next_step='restore a checkpoint after it, or start with missing_input = "continue" to go on without it',
+        )
+
+
+# ------------------------------------------------------------------------------------------------- the replay guard
+
+
+def is_mine(position: bytes | None) -> bool:
+    return parse_position(position) is not None
+
+
+def check(position: bytes | None, latest: bytes | None) -> SourceReport:
+    """Whether all after ``position`` can be read again. Raises NotDone if the server cannot be asked."""
+    start = parse_position(position)
+    if start is None:
+        return SourceReport()
+    end = parse_position(latest)
+    return SourceReport(lost_between(_look(start, end), start, end))
+
+
+def beginning(position: bytes) -> bytes:
+    """Where reading began."""
+    found = parse_position(position)
+    return position if found is None else msgspec.json.encode(_begun(found))
+
+
+def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
+    """The position, and those of batches planned after it, moved to where all can be read that is there."""
+    start, *planned = [one for one in map(parse_position, positions) if one is not None]
+    state = _look(start, parse_position(latest))
+    if state is None:
+        raise LostInputError(
+            f"stream {start.stream} is not there any more: there is nothing to go on with",
+            next_step="make the stream again, then start again",
+            url=start.url,
+        )
+    here = start.sequence if state.created == start.created else state.first
+    here = min(max(here, state.first), state.end)
+    if (state.created, here) != (start.created, start.sequence):
+        start = msgspec.structs.replace(start, created=state.created, begin=here, sequence=here)
+    result = [start]
+    for one in planned:
+        end = min(max(one.sequence, here), state.end) if one.created == state.created else here
+        messages = start.messages + state.messages_between(start.sequence, end)
+        result.append(msgspec.structs.replace(start, sequence=end, messages=messages))
+    return [msgspec.json.encode(one) for one in result]
+
+
+def _look(start: NatsPosition, latest: NatsPosition | None) -> StreamState | None:
+    # The server may have moved since the checkpoint; the newest offset knows the newest address.
+    with Connection((latest or start).url) as connection:
+        return stream_state(connection, start.stream, with_deleted=True)

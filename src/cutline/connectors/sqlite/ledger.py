@@ -1,0 +1,290 @@
+"""What a SQLite database knows of the sinks that write to it: whose table is whose, what is published, the way back.
+
+Every function works inside the caller's transaction, so rows and ledger change together or not at all.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cutline.connectors.rows import differences
+from cutline.connectors.sqlite.rows import declared_type, quoted
+from cutline.errors import FencedError, SinkError
+from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cutline.protocol.publish.commit import CommitPermit
+
+EPOCH_COLUMN = "cutline_epoch"
+#: Tables of this prefix are the ledger's own.
+PREFIX = "cutline_"
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS cutline_sinks (
+    flow TEXT NOT NULL, sink TEXT NOT NULL, target TEXT NOT NULL UNIQUE COLLATE NOCASE,
+    shape TEXT NOT NULL,                   -- mode, key and rewindable, which never change
+    schema_ipc BLOB NOT NULL,              -- of the rows
+    rewound INTEGER NOT NULL DEFAULT 0,    -- highest epoch that a rewind took away: it and all below never come again
+    forgotten INTEGER NOT NULL DEFAULT 0,  -- highest epoch of which too little is kept to go back behind it
+    reached INTEGER NOT NULL DEFAULT 0,    -- newest epoch that was committed, with rows or without
+    claim TEXT NOT NULL DEFAULT '',        -- who may publish; empty: nobody has claimed it
+    PRIMARY KEY (flow, sink)
+);
+CREATE TABLE IF NOT EXISTS cutline_epochs (
+    flow TEXT NOT NULL, sink TEXT NOT NULL, epoch INTEGER NOT NULL,
+    digest TEXT NOT NULL,                  -- tells a repeat from another epoch of the same number
+    through INTEGER NOT NULL,              -- generation and number of its last batch with rows
+    PRIMARY KEY (flow, sink, epoch)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS cutline_prepared (
+    flow TEXT NOT NULL, sink TEXT NOT NULL, epoch INTEGER NOT NULL,
+    life TEXT NOT NULL,                    -- the process that prepared it
+    keep INTEGER NOT NULL, staged TEXT NOT NULL,
+    PRIMARY KEY (flow, sink, epoch)
+) WITHOUT ROWID;
+"""
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What is decided when the table is made."""
+
+    mode: str
+    key: tuple[str, ...]
+    rewindable: bool
+
+
+class Ledger:
+    """The ledger of one sink in its database. ``schema``: of the rows."""
+
+    def __init__(self, flow: FlowName, sink: SinkId, table: str, shape: Shape, schema: pa.Schema) -> None:
+        self.owner = (flow, sink)
+        self._table = table
+        self._shape = shape
+        self.schema = schema
+        self._undo = f"{PREFIX}undo_{table}"
+        self.columns = ", ".join(quoted(name) for name in schema.names)
+        self._key = ", ".join(quoted(name) for name in shape.key)
+
+    @classmethod
+    def load(cls, db: sqlite3.Connection, flow: FlowName, sink: SinkId) -> Ledger:
+        """Of a sink that has opened this database."""
+        import pyarrow as pa
+
+        query = "SELECT target, shape, schema_ipc FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        table, shape, schema_ipc = db.execute(query, (flow, sink)).fetchone()
+        schema = pa.ipc.read_schema(pa.BufferReader(schema_ipc))
+        return cls(flow, sink, table, msgspec.json.decode(shape, type=Shape), schema)
+
+    # ------------------------------------------------------------------ the tables
+
+    def claim(self, db: sqlite3.Connection) -> None:
+        """Make the tables, or check that those that are there are this sink's and take such rows."""
+        import pyarrow as pa
+
+        for statement in _CREATE.split(";\n"):
+            db.execute(statement)
+        found = db.execute(
+            "SELECT flow, sink, target, shape, schema_ipc FROM cutline_sinks WHERE (flow, sink) = (?, ?) OR target = ?",
+            (*self.owner, self._table),
+        ).fetchone()
+        if found is None:
+            self._create(db)
+            return
+        problems = []
+        if (found[0], found[1]) != self.owner:
+            problems.append(f"table {self._table} belongs to sink {found[1]} of flow {found[0]}")
+        elif found[2].lower() != self._table.lower():
+            problems.append(f"this sink has written to table {found[2]} so far")
+        else:
+            problems += differences(self.schema, pa.ipc.read_schema(pa.BufferReader(found[4])))
+            before = msgspec.json.decode(found[3], type=Shape)
+            if before != self._shape:
+                problems.append(f"the table was made as {before}, now it is {self._shape}")
+        if problems:
+            raise SinkError(
+                f"the rows do not fit the database: {'; '.join(problems)}",
+                next_step="give the sink another table (or the flow or sink the old name)",
+                flow=self.owner[0],
+                sink=self.owner[1],
+            )
+
+    def _create(self, db: sqlite3.Connection) -> None:
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (self._table,)).fetchone():
+            raise SinkError(
+                f"there is a table {self._table} already, and no Cutline sink has made it",
+                next_step="name another table, or rename that one",
+                sink=self.owner[1],
+            )
+        columns = [
+            f"{quoted(field.name)} {declared_type(field.type)}{' NOT NULL' if field.name in self._shape.key else ''}"
+            for field in self.schema
+        ]
+        if self._shape.mode == "upsert":
+            if self._shape.rewindable:
+                undo = [*columns, f"PRIMARY KEY ({EPOCH_COLUMN}, {self._key})"]
+                first = f"{EPOCH_COLUMN} INTEGER NOT NULL, cutline_was_there INTEGER NOT NULL"
+                db.execute(f"CREATE TABLE {quoted(self._undo)} ({first}, {', '.join(undo)}) WITHOUT ROWID")
+            columns.append(f"PRIMARY KEY ({self._key})")
+        elif self.has_epochs():
+            columns.append(f"{EPOCH_COLUMN} INTEGER NOT NULL")
+        db.execute(f"CREATE TABLE {quoted(self._table)} ({', '.join(columns)})")
+        db.execute(
+            "INSERT INTO cutline_sinks (flow, sink, target, shape, schema_ipc) VALUES (?, ?, ?, ?, ?)",
+            (
+                *self.owner,
+                self._table,
+                msgspec.json.encode(self._shape).decode(),
+                self.schema.serialize().to_pybytes(),
+            ),
+        )
+
+    # ------------------------------------------------------------------ publishing
+
+    def published(self, db: sqlite3.Connection) -> Epoch:
+        query = "SELECT MAX(epoch) FROM cutline_epochs WHERE (flow, sink) = (?, ?)"
+        return Epoch(db.execute(query, self.owner).fetchone()[0] or NO_EPOCH)
+
+    def rewound(self, db: sqlite3.Connection) -> Epoch:
+        query = "SELECT rewound FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        return Epoch(db.execute(query, self.owner).fetchone()[0])
+
+    def reached(self, db: sqlite3.Connection) -> Epoch:
+        query = "SELECT reached FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        return Epoch(db.execute(query, self.owner).fetchone()[0])
+
+    def claimed_by(self, db: sqlite3.Connection) -> str:
+        query = "SELECT claim FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        return str(db.execute(query, self.owner).fetchone()[0])
+
+    def set_claim(self, db: sqlite3.Connection, claim: str) -> None:
+        db.execute("UPDATE cutline_sinks SET claim = ? WHERE (flow, sink) = (?, ?)", (claim, *self.owner))
+
+    def set_reached(self, db: sqlite3.Connection, epoch: Epoch) -> None:
+        """The epoch is committed, with rows or without; what was prepared up to it is of no use any more."""
+        db.execute("UPDATE cutline_sinks SET reached = ? WHERE (flow, sink) = (?, ?)", (epoch, *self.owner))
+        db.execute("DELETE FROM cutline_prepared WHERE (flow, sink) = (?, ?) AND epoch <= ?", (*self.owner, epoch))
+
+    def through(self, db: sqlite3.Connection) -> int:
+        """Place of the last batch with rows that is published; -1 if there is none."""
+        query = "SELECT through FROM cutline_epochs WHERE (flow, sink) = (?, ?) ORDER BY epoch DESC LIMIT 1"
+        found = db.execute(query, self.owner).fetchone()
+        return int(found[0]) if found is not None else -1
+
+    def is_published(self, db: sqlite3.Connection, permit: CommitPermit, digest: str) -> bool:
+        """Whether the epoch is there already, and is this one; raises if it must not be published at all."""
+        query = "SELECT digest FROM cutline_epochs WHERE (flow, sink, epoch) = (?, ?, ?)"
+        found = db.execute(query, (*self.owner, permit.epoch)).fetchone()
+        if found is not None and found[0] == digest:
+            return True
+        newest = self.published(db)
+        if found is None and newest < permit.epoch <= self.rewound(db):
+            raise FencedError(
+                "the epoch was taken back by a rewind; this commit comes from the abandoned history",
+                flow=permit.flow,
+                sink=permit.sink,
+                epoch=permit.epoch,
+            )
+        if found is not None or permit.epoch <= newest:
+            raise SinkError(
+                f"table {self._table} is at epoch {newest} of another history of this flow",
+                next_step="was the flow's storage deleted? Give the sink another table, or drop this one",
+                flow=permit.flow,
+                sink=permit.sink,
+                epoch=permit.epoch,
+            )
+        return False
+
+    def write(self, db: sqlite3.Connection, epoch: Epoch, rows: Sequence[tuple[object, ...]]) -> None:
+        """Put the rows into the table; where that replaces some, keep what they were before the epoch."""
+        marks = ", ".join("?" * len(self.schema.names))
+        table = quoted(self._table)
+        if self._shape.mode == "append":
+            if self._shape.rewindable:
+                statement = f"INSERT INTO {table} ({self.columns}, {EPOCH_COLUMN}) VALUES ({marks}, {epoch})"
+            else:
+                statement = f"INSERT INTO {table} ({self.columns}) VALUES ({marks})"
+            db.executemany(statement, rows)
+            return
+        if self._shape.rewindable:
+            self._keep_images(db, epoch, rows)
+        others = [name for name in self.schema.names if name not in self._shape.key]
+        sets = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in others)
+        conflict = f"ON CONFLICT ({self._key}) DO {f'UPDATE SET {sets}' if sets else 'NOTHING'}"
+        db.executemany(f"INSERT INTO {table} ({self.columns}) VALUES ({marks}) {conflict}", rows)
+
+    def _keep_images(self, db: sqlite3.Connection, epoch: Epoch, rows: Sequence[tuple[object, ...]]) -> None:
+        """The row of each key as it is now, or that there is none. Of an epoch's images the first one counts."""
+        places = [self.schema.names.index(name) for name in self._shape.key]
+        keys = [tuple(row[place] for place in places) for row in rows]
+        values = ", ".join(
+            f"?{self._shape.key.index(name) + 1}" if name in self._shape.key else f"t.{quoted(name)}"
+            for name in self.schema.names
+        )
+        match = " AND ".join(f"t.{quoted(name)} = ?{number}" for number, name in enumerate(self._shape.key, 1))
+        now = f"(SELECT 1) LEFT JOIN {quoted(self._table)} t ON {match}"
+        db.executemany(
+            f"INSERT OR IGNORE INTO {quoted(self._undo)} ({EPOCH_COLUMN}, cutline_was_there, {self.columns}) "
+            f"SELECT {epoch}, t.{quoted(self._shape.key[0])} IS NOT NULL, {values} FROM {now}",
+            keys,
+        )
+
+    def record(self, db: sqlite3.Connection, epoch: Epoch, digest: str, through: int, *, keep: int) -> None:
+        """The epoch is published; of all but the last ``keep`` no way back is needed any more."""
+        db.execute("INSERT INTO cutline_epochs VALUES (?, ?, ?, ?, ?)", (*self.owner, epoch, digest, through))
+        query = "SELECT epoch FROM cutline_epochs WHERE (flow, sink) = (?, ?) ORDER BY epoch DESC LIMIT 1 OFFSET ?"
+        oldest = db.execute(query, (*self.owner, keep)).fetchone()
+        if oldest is None:
+            return
+        # The oldest one that stays is where a rewind can still end, so its own images go too.
+        db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch < ?", (*self.owner, *oldest))
+        db.execute("UPDATE cutline_sinks SET forgotten = ? WHERE (flow, sink) = (?, ?)", (*oldest, *self.owner))
+        if self._has_images():
+            db.execute(f"DELETE FROM {quoted(self._undo)} WHERE {EPOCH_COLUMN} <= ?", oldest)
+
+    # ------------------------------------------------------------------ back
+
+    def forgotten(self, db: sqlite3.Connection) -> Epoch:
+        query = "SELECT forgotten FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        return Epoch(db.execute(query, self.owner).fetchone()[0])
+
+    def rewind(self, db: sqlite3.Connection, epoch: Epoch) -> None:
+        """Take away what was published above the epoch. The caller knows that something was."""
+        forgotten = self.forgotten(db)
+        if epoch < forgotten:
+            raise SinkError(
+                f"the sink can go back to epoch {forgotten} at most",
+                next_step="restore to a later checkpoint; a larger rewind_epochs keeps more for the next time",
+                sink=self.owner[1],
+                epoch=epoch,
+            )
+        table = quoted(self._table)
+        if self._has_images():
+            undo, later = quoted(self._undo), f"{EPOCH_COLUMN} > {epoch}"
+            db.execute(f"DELETE FROM {table} WHERE ({self._key}) IN (SELECT {self._key} FROM {undo} WHERE {later})")
+            # SQLite takes the other columns from the very row that has the minimum.
+            first = f"SELECT *, MIN({EPOCH_COLUMN}) FROM {undo} WHERE {later} GROUP BY {self._key}"
+            db.execute(
+                f"INSERT INTO {table} ({self.columns}) SELECT {self.columns} FROM ({first}) WHERE cutline_was_there"
+            )
+            db.execute(f"DELETE FROM {undo} WHERE {later}")
+        else:
+            db.execute(f"DELETE FROM {table} WHERE {EPOCH_COLUMN} > ?", (epoch,))
+        db.execute(
+            "UPDATE cutline_sinks SET rewound = MAX(rewound, ?) WHERE (flow, sink) = (?, ?)",
+            (self.published(db), *self.owner),
+        )
+        db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch > ?", (*self.owner, epoch))
+        self.set_reached(db, epoch)
+
+    def has_epochs(self) -> bool:
+        """Whether each row says which epoch it is of."""
+        return self._shape.mode == "append" and self._shape.rewindable
+
+    def _has_images(self) -> bool:
+        return self._shape.mode == "upsert" and self._shape.rewindable

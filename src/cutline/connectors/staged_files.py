@@ -1,0 +1,115 @@
+"""What every file sink asks of a permit, its batches and their pieces before it touches anything."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from cutline.errors import FencedError, InvariantViolation, SinkError
+
+if TYPE_CHECKING:
+    from cutline.model.ids import BatchId, Epoch
+    from cutline.ports import Piece, SinkContext, StagedBatch
+    from cutline.protocol.publish.commit import CommitPermit
+
+#: Where a batch stages its files, below the sink's folder for them.
+STAGED_FOLDER = "g{generation}-b{batch}"
+_STAGED_NAME = re.compile(r"g(\d+)-b(\d+)")
+
+
+def local_path(path: str | os.PathLike[str], *, sink: str) -> Path:
+    """The sink's folder, absolute, because executors have working directories of their own."""
+    text = os.fspath(path).removeprefix("file://")
+    if "://" in text:
+        raise SinkError(
+            f"{sink} writes to a mounted file system only, for now",
+            next_step="give a path that the driver and all executors share",
+            path=text,
+        )
+    return Path(text).absolute()
+
+
+def check_commit(context: SinkContext, permit: CommitPermit, staged: Sequence[StagedBatch]) -> None:
+    """A permit for another sink, or a batch outside it, is a bug of the caller: publishing it would be worse."""
+    if (permit.flow, permit.sink) != (context.flow, context.sink):
+        raise InvariantViolation(
+            "commit with another sink's permit", flow=permit.flow, sink=permit.sink, expected=context.sink
+        )
+    for batch in staged:
+        if not permit.covers(batch.batch):
+            raise InvariantViolation(
+                "commit of a batch outside the permit", flow=permit.flow, epoch=permit.epoch, batch=batch.batch
+            )
+
+
+def check_claim(found: str, own: str, context: SinkContext, epoch: Epoch) -> None:
+    """``found``: who has claimed the target; empty: nobody."""
+    if found not in ("", own):
+        raise FencedError(
+            "another process has taken the sink over",
+            next_step="stop this process: another one runs the flow. If there is none, start the flow again",
+            flow=context.flow,
+            sink=context.sink,
+            epoch=epoch,
+        )
+
+
+def pieces_of(staged: Iterable[StagedBatch]) -> list[Piece]:
+    """All pieces, in the order of the batches; each names a file below the sink's folder."""
+    pieces = [piece for batch in staged for piece in batch.pieces]
+    for piece in pieces:
+        path = PurePosixPath(piece["path"])
+        if path.is_absolute() or ".." in path.parts:
+            raise InvariantViolation("a staged piece lies outside the sink's folder", path=path)
+    return pieces
+
+
+def digest_of(pieces: Iterable[Piece]) -> str:
+    """Identifies what an epoch publishes, so that a repeat can be told from another epoch of the same number."""
+    return hashlib.sha256("\n".join(sorted(piece["path"] for piece in pieces)).encode()).hexdigest()
+
+
+def check_still_there(root: Path, pieces: Iterable[Piece], *, hint: str) -> None:
+    """Refuse to publish a file that somebody deleted or cut short since it was staged."""
+    for piece in pieces:
+        path = root / piece["path"]
+        try:
+            size_bytes = path.stat().st_size
+        except FileNotFoundError as error:
+            raise SinkError("a staged file is gone", next_step=hint, path=path) from error
+        if size_bytes != piece["size_bytes"]:
+            raise SinkError(
+                f"a staged file has {size_bytes} bytes instead of {piece['size_bytes']}", next_step=hint, path=path
+            )
+
+
+def delete_staged(root: Path, pieces: Iterable[Piece]) -> None:
+    """Delete exactly the named files, and the folders that become empty with them. Gone already: nothing happens."""
+    for piece in pieces:
+        path = root / piece["path"]
+        path.unlink(missing_ok=True)
+        for folder in path.relative_to(root).parents:
+            if not folder.parts:
+                break
+            with contextlib.suppress(OSError):
+                (root / folder).rmdir()
+
+
+def sweep_staged(folder: Path, staged: Sequence[StagedBatch], through_batch: BatchId) -> None:
+    """Delete staged files up to an epoch's last batch: published now, or of attempts that failed.
+
+    A newer generation may stage batches of the same numbers at this moment; those are not touched.
+    """
+    if not staged:
+        return
+    generation = max(batch.generation for batch in staged)
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        match = _STAGED_NAME.fullmatch(name)
+        if match and int(match[1]) <= generation and int(match[2]) <= through_batch:
+            shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Runs the coordinator: it triggers, completes, aborts and releases checkpoints."""

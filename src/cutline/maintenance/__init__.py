@@ -1,0 +1,1 @@
+"""Verification and garbage collection."""

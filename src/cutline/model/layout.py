@@ -1,0 +1,110 @@
+"""Every path Cutline uses below a flow's folder, built here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cutline.model.ids import Epoch, Generation, OperatorId
+
+
+class Layout:
+    """Paths of one flow."""
+
+    def __init__(self, storage: Path, flow: str) -> None:
+        self.root = storage / flow
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "flow.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def metadata(self) -> Path:
+        return self.root / "coordinator.sqlite"
+
+    @property
+    def status(self) -> Path:
+        """A small file for people and programs that watch; rewritten all the time, never needed."""
+        return self.root / "status.json"
+
+    @property
+    def generations(self) -> Path:
+        return self.root / "generations"
+
+    def generation(self, generation: Generation) -> Path:
+        return self.generations / f"{generation:06d}.json"
+
+    @property
+    def channels(self) -> Path:
+        return self.root / "channels"
+
+    def channel(self, operator: OperatorId) -> Path:
+        return self.channels / operator
+
+    def spark_checkpoint_dir(self, operator: OperatorId, generation: Generation) -> Path:
+        return self.root / "spark" / operator / f"g{generation:06d}"
+
+    def live_dirs(self, generations: Mapping[OperatorId, Generation]) -> dict[OperatorId, Path]:
+        return {name: self.spark_checkpoint_dir(name, generation) for name, generation in generations.items()}
+
+    @property
+    def spark_dirs(self) -> Path:
+        return self.root / "spark"
+
+    @property
+    def live_home(self) -> Path:
+        """Where Spark's directories lie, if not here."""
+        return self.root / "live-dirs.json"
+
+    @property
+    def gates(self) -> Path:
+        return self.root / "gates"
+
+    @property
+    def blobs(self) -> Path:
+        return self.root / "blobs"
+
+    def blob(self, sha256: str) -> Path:
+        return self.blobs / sha256[:2] / sha256
+
+    @property
+    def pins(self) -> Path:
+        return self.root / "pins"
+
+    def pin(self, epoch: Epoch, operator: OperatorId) -> Path:
+        return self.pins / f"{epoch:012d}" / operator
+
+    @property
+    def requests(self) -> Path:
+        """What people ask of the running process."""
+        return self.root / "requests"
+
+    @property
+    def restore_wish(self) -> Path:
+        """Where the next start is to take the flow back to, if a person has said so."""
+        return self.root / "restore.json"
+
+    @property
+    def savepoints(self) -> Path:
+        return self.root / "savepoints"
+
+    def savepoint(self, name: str) -> Path:
+        return self.savepoints / name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, epoch: Epoch) -> Path:
+        return self.checkpoints / f"{epoch:012d}"
+
+    def manifest(self, epoch: Epoch) -> Path:
+        return self.checkpoint(epoch) / "manifest.json"
+
+    def record(self, epoch: Epoch, operator: OperatorId, generation: Generation) -> Path:
+        """One per generation: a record is never changed, and an operator that came back writes one of its own."""
+        return self.checkpoint(epoch) / f"{operator}.g{generation:06d}.json"

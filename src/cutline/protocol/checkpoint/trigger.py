@@ -1,0 +1,127 @@
+"""When the next checkpoint begins: by the timer, by progress, by event time, by request; never too many, too soon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cutline.model.ids import OperatorId
+from cutline.protocol.messages.coordinator import CheckpointRequested, ProgressMade
+
+#: Most requests that wait for room; one more is refused.
+POSTPONED_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerSettings:
+    """0 switches a trigger off."""
+
+    interval_ms: int
+    min_pause_ms: int = 0
+    max_concurrent: int = 1
+    #: So many batches or rows of the sources since the last checkpoint began.
+    every_batches: int = 0
+    every_rows: int = 0
+    #: Whenever all watermarks have passed another multiple of this.
+    event_time_ms: int = 0
+    #: The timer's interval while a channel has no room; 0: as always.
+    backlog_interval_ms: int = 0
+
+    def needs_progress(self) -> bool:
+        """Whether anybody asks how far the operators are."""
+        return bool(self.every_batches or self.every_rows or self.event_time_ms or self.backlog_interval_ms)
+
+
+class TriggerPolicy:
+    """Decides; performs nothing."""
+
+    def __init__(self, settings: TriggerSettings, *, first_ms: int = 0) -> None:
+        """``first_ms``: when the timer starts running."""
+        self._settings = settings
+        self._timer_began_ms = first_ms
+        self._pause_until_ms = 0
+        self._postponed: list[CheckpointRequested] = []
+        self._batches = 0
+        self._rows = 0
+        self._watermarks: dict[OperatorId, int] = {}
+        #: The multiple of event_time_ms that the last checkpoint had reached; None before the first watermark.
+        self._boundary: int | None = None
+        self._without_room: set[OperatorId] = set()
+
+    # ------------------------------------------------------------------ questions
+
+    def has_room(self, pending: int) -> bool:
+        return pending < self._settings.max_concurrent
+
+    def is_due(self, now_ms: int, pending: int) -> bool:
+        """Whether a checkpoint is to be begun now."""
+        return self.has_room(pending) and now_ms >= self._pause_until_ms and self._wants(now_ms)
+
+    def next_due_ms(self, now_ms: int, pending: int) -> int | None:
+        """When ``is_due`` may become true by time alone; None if only an event can do it."""
+        if not self.has_room(pending):
+            return None
+        if self._wants(now_ms):
+            return max(self._pause_until_ms, now_ms)
+        timer = self._timer_ms()
+        return None if timer is None else max(timer, self._pause_until_ms)
+
+    def _wants(self, now_ms: int) -> bool:
+        timer = self._timer_ms()
+        return (
+            (timer is not None and now_ms >= timer)
+            or 0 < self._settings.every_batches <= self._batches
+            or 0 < self._settings.every_rows <= self._rows
+            or self._has_passed_boundary()
+        )
+
+    def _timer_ms(self) -> int | None:
+        if not self._settings.interval_ms:
+            return None
+        longer = self._settings.backlog_interval_ms if self._without_room else 0
+        return self._timer_began_ms + max(self._settings.interval_ms, longer)
+
+    def _reached_boundary(self) -> int | None:
+        if not self._settings.event_time_ms or not self._watermarks:
+            return None
+        return min(self._watermarks.values()) // self._settings.event_time_ms
+
+    def _has_passed_boundary(self) -> bool:
+        reached = self._reached_boundary()
+        return reached is not None and self._boundary is not None and reached > self._boundary
+
+    # ------------------------------------------------------------------ what happens
+
+    def progressed(self, event: ProgressMade) -> None:
+        """An operator has run a batch, or its channel has become full or free."""
+        if event.is_source:
+            self._batches += event.batches
+            self._rows += event.rows
+        if event.watermark_ms > 0:
+            self._watermarks[event.operator] = max(self._watermarks.get(event.operator, 0), event.watermark_ms)
+            if self._boundary is None:
+                self._boundary = self._reached_boundary()
+        if event.is_without_room:
+            self._without_room.add(event.operator)
+        else:
+            self._without_room.discard(event.operator)
+
+    def started(self, now_ms: int) -> None:
+        self._timer_began_ms = now_ms
+        self._batches = 0
+        self._rows = 0
+        if self._watermarks:
+            self._boundary = self._reached_boundary()
+
+    def ended(self, now_ms: int) -> None:
+        self._pause_until_ms = now_ms + self._settings.min_pause_ms
+
+    def postpone(self, request: CheckpointRequested) -> bool:
+        """Keep a request until there is room; False if too many wait already."""
+        if len(self._postponed) >= POSTPONED_LIMIT:
+            return False
+        self._postponed.append(request)
+        return True
+
+    def take_postponed(self) -> list[CheckpointRequested]:
+        taken, self._postponed = self._postponed, []
+        return taken

@@ -1,0 +1,1 @@
+"""How far an operator may read, and when it cuts."""

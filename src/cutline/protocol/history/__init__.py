@@ -1,0 +1,1 @@
+"""Which generations, epochs and log entries count, which stay, and how operators evolve."""

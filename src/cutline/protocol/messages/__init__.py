@@ -1,0 +1,1 @@
+"""Events and actions of the pure machines, and what crosses a process boundary."""

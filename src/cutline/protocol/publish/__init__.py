@@ -1,0 +1,1 @@
+"""Which sink publishes which epoch, and by which permit."""

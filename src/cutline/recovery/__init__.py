@@ -1,0 +1,1 @@
+"""Recovers a flow at its start, and a region of a running flow."""

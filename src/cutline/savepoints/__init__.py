@@ -1,0 +1,1 @@
+"""Named checkpoints that a person owns, and flows cloned from them."""

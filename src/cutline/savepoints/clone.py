@@ -1,0 +1,139 @@
+"""A second flow from a savepoint: everything under the new flow's name, and operators under new names if they have any.
+
+Built in a folder beside, which is renamed at the end: the new flow is there with all it needs, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import msgspec
+
+from cutline.base import durable, records
+from cutline.base.clock import now_ms
+from cutline.errors import DamagedRecordError
+from cutline.model import entries as codec
+from cutline.model.entries import DataEntry
+from cutline.model.ids import Epoch, FlowName, OperatorId
+from cutline.model.layout import Layout
+from cutline.ports import GenerationRecord, Manifest, OperatorRecord
+from cutline.protocol.history.renaming import Renaming
+from cutline.tiers.checkpoint_files import entry_paths
+from cutline.tiers.upload import Replica
+
+
+def branch(
+    replica_in: Callable[[Layout], Replica],
+    epoch: Epoch,
+    target: Layout,
+    flow: FlowName,
+    *,
+    rename: Mapping[str, str],
+    drop: Collection[str],
+) -> tuple[Manifest, Renaming]:
+    """``replica_in``: the savepoint, as a source for a folder. Raises ConfigError, DamagedRecordError or StoreError.
+
+    What the first flow's sinks had staged is not the second one's to publish: its sinks begin after the savepoint.
+    """
+    durable.make_dir(target.root.parent)
+    with tempfile.TemporaryDirectory(prefix=".tmp-clone-", dir=target.root.parent) as folder:
+        fetched, built = Layout(Path(folder), "fetched"), Layout(Path(folder), "built")
+        replica = replica_in(fetched)
+        replica.fetch_records()
+        manifest = replica.load_manifest(epoch)
+        replica.fetch_content(manifest)
+        generation = records.load("generation", fetched.generation(manifest.generation), GenerationRecord)
+        renaming = Renaming.checked(generation.inputs, rename, drop)
+        made = _Builder(fetched, built, renaming, flow).build(manifest, generation)
+        if target.root.exists():
+            target.root.rmdir()  # empty, or it fails: nothing is ever written over
+        os.rename(built.root, target.root)
+        durable.fsync_dir(target.root.parent)
+    return made, renaming
+
+
+class _Builder:
+    def __init__(self, fetched: Layout, built: Layout, renaming: Renaming, flow: FlowName) -> None:
+        self._fetched = fetched
+        self._built = built
+        self._renaming = renaming
+        self._flow = flow
+
+    def build(self, manifest: Manifest, generation: GenerationRecord) -> Manifest:
+        self._write(self._built.identity, records.encode("flow", {"name": self._flow, "created_ms": now_ms()}))
+        self._write(self._built.generation(generation.generation), records.encode("generation", self._of(generation)))
+        self._entries(manifest)
+        operators = {}
+        for old, cut in manifest.operators.items():
+            if old not in self._renaming.new_names:
+                continue
+            new = self._renaming.new_names[old]
+            record = self._record(manifest, old)
+            encoded = records.encode("operator", record)
+            self._write(self._built.record(manifest.epoch, new, cut.generation), encoded)
+            positions = self._renaming.keys(cut.positions)
+            operators[new] = msgspec.structs.replace(cut, record_sha256=records.checksum(encoded), positions=positions)
+        channels = {
+            name: msgspec.structs.replace(cut, in_flight=self._renaming.keys(cut.in_flight))
+            for name, cut in self._renaming.keys(manifest.channels).items()
+        }
+        made = msgspec.structs.replace(manifest, flow=self._flow, operators=operators, channels=channels)
+        self._write(self._built.manifest(manifest.epoch), records.encode("manifest", made))
+        return made
+
+    def _of(self, generation: GenerationRecord) -> GenerationRecord:
+        keys = self._renaming.keys
+        inputs = {name: self._renaming.names(channels) for name, channels in keys(generation.inputs).items()}
+        return msgspec.structs.replace(
+            generation,
+            lineage=keys(generation.lineage),
+            spark_dirs=keys(generation.spark_dirs),
+            inputs=inputs,
+            schemas=keys(generation.schemas),
+            begun={},  # of the logs before this checkpoint the new flow has none
+            left={},
+        )
+
+    def _record(self, manifest: Manifest, old: OperatorId) -> OperatorRecord:
+        cut = manifest.operators[old]
+        path = self._fetched.record(manifest.epoch, old, cut.generation)
+        if records.checksum(path.read_bytes()) != cut.record_sha256:
+            raise DamagedRecordError("operator record is not the one the manifest names", path=path.name, operator=old)
+        record = records.load("operator", path, OperatorRecord)
+        for file in record.files():
+            if file.content is None:
+                self._link(self._fetched.blob(file.sha256), self._built.blob(file.sha256))
+        renamed = self._renaming.record(record, lambda file: self._fetched.blob(file.sha256).read_bytes())
+        return msgspec.structs.replace(renamed, flow=self._flow, sinks={})
+
+    def _entries(self, manifest: Manifest) -> None:
+        """What a restore reads of the logs, as the new flow would have written it."""
+        folders = {
+            self._fetched.channel(old): self._built.channel(new) for old, new in self._renaming.new_names.items()
+        }
+        for path in entry_paths(manifest, self._fetched):
+            target = folders.get(path.parents[1])
+            if target is None:
+                continue
+            entry = codec.load(path)
+            entry = msgspec.structs.replace(entry, positions=self._renaming.keys(entry.positions))
+            if isinstance(entry, DataEntry):
+                entry = msgspec.structs.replace(entry, staged={})
+                for segment in entry.segments:
+                    source = codec.data_dir(path.parents[1]) / segment.name
+                    self._link(source, codec.data_dir(target) / segment.name)
+            self._write(target / path.parent.name / path.name, codec.encode(entry))
+
+    def _write(self, path: Path, data: bytes) -> None:
+        durable.make_dir(path.parent)
+        durable.replace(path, data)
+
+    def _link(self, source: Path, target: Path) -> None:
+        durable.make_dir(target.parent)
+        if not target.exists():
+            shutil.copyfile(source, target)
+            durable.fsync_file(target)

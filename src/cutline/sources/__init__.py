@@ -1,1 +1,0 @@
-"""What sources, sinks and the replay guard need to talk to servers that keep a log. No Spark in here."""

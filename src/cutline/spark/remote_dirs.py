@@ -1,0 +1,261 @@
+"""Spark's live directories on a file system of Spark's own: HDFS, an object store, whatever its Hadoop client opens.
+
+Executors on several machines write state there. Cutline works on a mirror in the flow's folder: brought up to date
+before it is looked at, and put in place before a query starts on a directory that was built here. A file beside each
+directory says that it was put in place as a whole; from then on Spark's is the truth, before that the mirror is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.sql import SparkSession
+
+from cutline.base import durable, records
+from cutline.base.crashpoints import crashpoint
+from cutline.errors import DamagedRecordError, NotDone
+from cutline.model.ids import FlowName, OperatorId
+from cutline.model.layout import Layout
+
+#: Written at once under a name that no other content ever gets, where state files have unique names. Tables of RocksDB
+#: are not among them: they are copied there bit by bit.
+_FINAL = re.compile(r"\d+(_[0-9a-f-]+)?(\.changelog|\.zip)?(\.crc)?")
+_KIND = "live-dirs"
+#: In a mirror that was put in place.
+_PUBLISHED = ".cutline-in-place"
+_GENERATION = re.compile(r"g\d{6}")
+#: What is kept of a time may differ by a rounding.
+_CLOCK_SECONDS = 0.001
+
+
+class _Listing(dict[str, int]):
+    """Names in a folder, each with its place in what the file system has said."""
+
+    def __init__(self, found: Any, indexes: dict[str, int]) -> None:
+        super().__init__(indexes)
+        self.found = found
+
+
+class _Home(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the directories of a flow's folder lie. Every life of the folder has a place of its own: a flow that starts
+    over, or a host that was replaced, must not meet directories of the same names that are another's.
+    """
+
+    base: str
+    url: str
+
+
+def settle_live_dirs(
+    session: SparkSession, layout: Layout, base: str, flow: FlowName, *, are_names_final: bool
+) -> HadoopDirs | None:
+    """The directories below ``base``; None if it is empty: then they lie in the flow's folder.
+
+    If they have lain elsewhere so far, they are brought here first; killed on the way, the next start does it again.
+    """
+    path, base = layout.live_home, base.rstrip("/")
+    before = records.load(_KIND, path, _Home) if path.exists() else _Home(base="", url="")
+    home = before
+    if base != before.base:
+        former = HadoopDirs(session, before.url, layout.spark_dirs, are_names_final=False) if before.url else None
+        if former is not None:
+            for mirror in layout.spark_dirs.glob("*/g??????"):
+                # One that is gone from there keeps its mark: its mirror lags behind, and must not be put in place.
+                with contextlib.suppress(DamagedRecordError):
+                    former.fetch(mirror)
+                    (mirror / _PUBLISHED).unlink(missing_ok=True)
+        home = _Home(base=base, url=f"{base}/{flow}/{secrets.token_hex(4)}" if base else "")
+        durable.replace(path, records.encode(_KIND, home))
+        if former is not None:
+            former.remove()
+    if not home.url:
+        return None
+    return HadoopDirs(session, home.url, layout.spark_dirs, are_names_final=are_names_final)
+
+
+class HadoopDirs:
+    """See ``cutline.ports.LiveDirs``."""
+
+    def __init__(self, session: SparkSession, base: str, mirrors: Path, *, are_names_final: bool) -> None:
+        """``base``: a URL of which every operator gets a folder. ``mirrors``: the folder of all mirrors.
+
+        ``are_names_final``: the state backend never writes other content under a name that it has used.
+        """
+        self._are_names_final = are_names_final
+        self._jvm: Any = session._jvm
+        context: Any = session.sparkContext._jsc
+        self._configuration = context.hadoopConfiguration()
+        self._base = base.rstrip("/")
+        self._mirrors = mirrors
+        self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+        with self._asking(base):
+            self._files = self._path(self._base).getFileSystem(self._configuration)
+
+    # ------------------------------------------------------------------ see the port
+
+    def url(self, mirror: Path) -> str:
+        return f"{self._base}/{mirror.relative_to(self._mirrors).as_posix()}"
+
+    def read(self, mirror: Path, name: str) -> bytes:
+        # Not by way of the mirror, from which a fetch at the same moment would take it away as unknown.
+        with tempfile.TemporaryDirectory(prefix="cutline-live-") as folder:
+            self._copy(f"{self.url(mirror)}/{name}", held := Path(folder) / "file")
+            return held.read_bytes()
+
+    def has(self, mirror: Path, name: str) -> bool:
+        return self._exists(f"{self.url(mirror)}/{name}")
+
+    def fetch(self, mirror: Path) -> None:
+        with self._locks[mirror]:
+            if self._is_in_place(mirror):
+                self._fetch(self.url(mirror), mirror)
+
+    def publish(self, mirror: Path) -> None:
+        with self._locks[mirror]:
+            if not self._is_in_place(mirror):
+                self._publish(mirror)
+            self._drop_others(mirror)
+
+    def _is_in_place(self, mirror: Path) -> bool:
+        """What was put in place once is never put there again: Spark has gone on, and the mirror lags behind."""
+        if self._exists(self._note(mirror)):
+            return True
+        if (mirror / _PUBLISHED).exists():
+            raise DamagedRecordError("Spark's directory is gone from where it was put", path=self.url(mirror))
+        return False
+
+    def keep(self, operators: Collection[OperatorId]) -> None:
+        with contextlib.suppress(NotDone, FileNotFoundError):
+            for name in self._listed(self._base):
+                if name not in operators:
+                    with self._asking(name):
+                        self._files.delete(self._path(f"{self._base}/{name}"), True)
+
+    def remove(self) -> None:
+        """All of them, if that can be done."""
+        with contextlib.suppress(NotDone, FileNotFoundError), self._asking(self._base):
+            self._files.delete(self._path(self._base), True)
+
+    # ------------------------------------------------------------------ inside
+
+    def _publish(self, mirror: Path) -> None:
+        place = self.url(mirror)
+        if not mirror.is_dir():
+            raise DamagedRecordError("there is nothing to put in the place of Spark's directory", path=place)
+        with self._asking(place):
+            self._files.delete(self._path(place), True)
+            self._files.mkdirs(self._path(place))
+            for name in sorted(os.listdir(mirror)):
+                source, target = self._path(f"file://{mirror / name}"), self._path(f"{place}/{name}")
+                if not name.startswith("."):  # Hadoop's twins: the file system there has its own
+                    self._files.copyFromLocalFile(False, True, source, target)
+            crashpoint("live-dir-half")
+            self._files.create(self._path(self._note(mirror)), True).close()
+        durable.replace(mirror / _PUBLISHED, b"")
+
+    def _drop_others(self, mirror: Path) -> None:
+        """Of generations that nobody runs on."""
+        folder = self.url(mirror).rpartition("/")[0]
+        for name in self._listed(folder):
+            if _GENERATION.match(name) and name.partition(".")[0] != mirror.name:
+                with contextlib.suppress(NotDone, FileNotFoundError), self._asking(folder):
+                    self._files.delete(self._path(f"{folder}/{name}"), True)
+
+    def _fetch(self, place: str, mirror: Path) -> None:
+        """What is new, changed or gone there."""
+        mirror.mkdir(parents=True, exist_ok=True)
+        try:
+            there = self._listed(place)
+        except FileNotFoundError:  # let go of meanwhile, by Spark
+            there = _Listing(None, {})
+        here = {name for name in os.listdir(mirror) if not durable.is_temporary(name) and name != _PUBLISHED}
+        for name in here - set(there):
+            _remove(mirror / name)
+        # The commits last: where one is, all that it stands for must be. Whatever fails before, it is fetched again.
+        for name, index in sorted(there.items(), key=lambda item: item[0] == "commits"):
+            if name not in here or not self._is_final(mirror / name):
+                with contextlib.suppress(FileNotFoundError):
+                    self._fetch_one(f"{place}/{name}", mirror / name, there.found[index])
+
+    def _is_final(self, path: Path) -> bool:
+        return self._are_names_final and bool(_FINAL.fullmatch(path.name)) and not path.is_dir()
+
+    def _fetch_one(self, source: str, target: Path, there: Any) -> None:
+        """One call to the JVM for each thing that is asked of a file: so nothing is asked that need not be known."""
+        with self._asking(source):
+            if there.isDirectory():
+                self._fetch(source, target)
+                return
+            size_bytes, changed_s = int(there.getLen()), int(there.getModificationTime()) / 1000
+        if not _is_same(target, size_bytes, changed_s):
+            self._copy(source, target)
+            os.utime(target, (changed_s, changed_s))
+
+    def _copy(self, source: str, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        spool = durable.temporary_beside(target)
+        with self._asking(source):
+            self._files.copyToLocalFile(False, self._path(source), self._path(f"file://{spool}"), True)
+        os.replace(spool, target)
+
+    def _listed(self, folder: str) -> _Listing:
+        """Names that Spark itself sees, with as few calls to the JVM as there can be."""
+        with self._asking(folder):
+            found = self._files.listStatus(self._path(folder))
+            paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(found)
+            text: str = self._jvm.org.apache.commons.lang3.ArrayUtils.toString(paths)
+        names = [one.rpartition("/")[2] for one in text.strip("{}").split(",") if one]
+        return _Listing(found, {name: index for index, name in enumerate(names) if not _is_hidden(name)})
+
+    def _exists(self, place: str) -> bool:
+        with self._asking(place):
+            return bool(self._files.exists(self._path(place)))
+
+    def _note(self, mirror: Path) -> str:
+        return f"{self.url(mirror)}.in-place"
+
+    def _path(self, place: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(place)
+
+    @contextlib.contextmanager
+    def _asking(self, place: str) -> Iterator[None]:
+        try:
+            yield
+        except Py4JJavaError as error:
+            reason = str(error.java_exception).partition("\n")[0]
+            if reason.startswith("java.io.FileNotFoundException"):
+                raise FileNotFoundError(place) from error
+            raise NotDone("the file system of Spark's directories failed", path=place, why=reason) from error
+        except (Py4JError, ConnectionError, EOFError) as error:
+            raise NotDone("Spark's directories cannot be reached through the JVM", path=place, why=error) from error
+
+
+def _is_hidden(name: str) -> bool:
+    """Under way: Spark gives it its name when it is whole."""
+    return name.startswith(".") or name.endswith(".tmp")
+
+
+def _is_same(path: Path, size_bytes: int, changed_s: float) -> bool:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    return status.st_size == size_bytes and abs(status.st_mtime - changed_s) < _CLOCK_SECONDS
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Spark's checkpoint directory as a file format."""

@@ -1,0 +1,194 @@
+"""Content-addressed files: each content is stored once, under the name of its hash, and never changed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from cutline.base import durable
+from cutline.errors import DamagedRecordError
+from cutline.model.layout import Layout
+from cutline.ports import SnapshotFile
+from cutline.protocol.history.retention import unreachable
+
+_BLOCK_BYTES = 1 << 20
+#: Identity of a file's content as far as the file system can tell: device, inode, size, time of last change.
+_Identity = tuple[int, int, int, int]
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file's content."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class BlobStore:
+    """The blobs of one flow."""
+
+    def __init__(self, layout: Layout, *, is_reader: bool = False) -> None:
+        """``is_reader``: somebody else's blobs, only looked at; nothing is created and nothing tidied up."""
+        self._layout = layout
+        #: Files hashed before, so that a file shared by many epochs is read once.
+        self._known: dict[_Identity, str] = {}
+        #: Content that pending epochs rely on; collection leaves it alone. Counted: epochs share content.
+        self._claims: dict[str, int] = {}
+        #: Claims let go of while a sweep runs; None: no sweep runs.
+        self._let_go_later: list[str] | None = None
+        #: Stored by this process and known to survive a power cut.
+        self._synced: set[str] = set()
+        self._lock = threading.Lock()
+        if not is_reader:
+            self._prepare_folders()
+
+    def _prepare_folders(self) -> None:
+        durable.make_dir(self._layout.blobs)
+        for number in range(256):
+            folder = self._layout.blob(f"{number:02x}").parent
+            folder.mkdir(exist_ok=True)
+            for leftover in folder.glob(".tmp-*"):
+                leftover.unlink(missing_ok=True)
+        durable.fsync_dir(self._layout.blobs)
+
+    def store(self, held: Path, path: str) -> tuple[SnapshotFile, int]:
+        """Keep the content of ``held``, claimed until ``unclaim``; returns it and how many bytes were new."""
+        stat = held.stat()
+        identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        with self._lock:
+            digest = self._known.get(identity)
+        if digest is None:
+            digest = sha256_of(held)
+        # Claimed before it is linked: from here on no sweep takes it away, so the slow part needs no lock.
+        with self._lock:
+            self._known[identity] = digest
+        self.claim([digest])
+        new = self._link(held, digest)
+        return SnapshotFile(path=path, sha256=digest, size_bytes=stat.st_size), stat.st_size if new else 0
+
+    def _link(self, held: Path, digest: str) -> bool:
+        target = self._layout.blob(digest)
+        with contextlib.suppress(FileNotFoundError):
+            # Content that comes again in another file is the chance to mend what the disk has damaged.
+            if target.samefile(held) or (target.stat().st_size == held.stat().st_size and sha256_of(target) == digest):
+                self._sync(target, digest)
+                return False
+            target.unlink()
+        try:
+            os.link(held, target)
+        except FileExistsError:  # another operator has just stored the same
+            self._sync(target, digest)
+            return False
+        except OSError:  # another file system, or one without hard links
+            temp = target.with_name(f".tmp-{digest}-{secrets.token_hex(4)}")
+            shutil.copyfile(held, temp)
+            os.replace(temp, target)
+        self._sync(target, digest)
+        return True
+
+    def _sync(self, target: Path, digest: str) -> None:
+        """Spark does not sync what it writes; what a checkpoint relies on must survive a power cut."""
+        with self._lock:
+            if digest in self._synced:
+                return
+        durable.fsync_file(target)
+        durable.fsync_dir(target.parent)
+        with self._lock:
+            self._synced.add(digest)
+
+    def claim(self, digests: Iterable[str]) -> None:
+        """Hold on to content until ``unclaim``."""
+        with self._lock:
+            for digest in digests:
+                self._claims[digest] = self._claims.get(digest, 0) + 1
+
+    def unclaim(self, digests: Iterable[str]) -> None:
+        """These are now reached by a manifest, or given up. While a sweep runs they stay claimed until its end."""
+        with self._lock:
+            if self._let_go_later is not None:
+                self._let_go_later.extend(digests)
+                return
+            for digest in digests:
+                left = self._claims.get(digest, 0) - 1
+                if left > 0:
+                    self._claims[digest] = left
+                else:
+                    self._claims.pop(digest, None)
+
+    def damage(self, file: SnapshotFile, *, deep: bool = True) -> str | None:
+        """What is wrong with a stored file; None when every byte is as it was. Not ``deep``: blobs by size alone."""
+        if file.content is not None:
+            is_whole = hashlib.sha256(file.content).hexdigest() == file.sha256
+            return None if is_whole else f"{file.path}: its content in the record does not match its hash"
+        blob = self._layout.blob(file.sha256)
+        try:
+            size = blob.stat().st_size
+        except FileNotFoundError:
+            return f"{file.path}: blob {file.sha256[:12]} is missing"
+        if size != file.size_bytes:
+            return f"{file.path}: blob {file.sha256[:12]} has {size} bytes instead of {file.size_bytes}"
+        if deep and sha256_of(blob) != file.sha256:
+            return f"{file.path}: blob {file.sha256[:12]} does not match its hash"
+        return None
+
+    def place(self, file: SnapshotFile, target: Path) -> None:
+        """Put a stored file where Spark will read it. Spark replaces files but never writes into one, so links do."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.content is not None:
+            target.write_bytes(file.content)
+            return
+        blob = self._layout.blob(file.sha256)
+        try:
+            os.link(blob, target)
+        except FileNotFoundError as error:
+            raise DamagedRecordError("a blob is missing", path=blob) from error
+        except OSError:
+            shutil.copyfile(blob, target)
+
+    def sweep(
+        self,
+        reached: Callable[[], Iterable[Collection[str]]],
+        check_fence: Callable[[], None] = lambda: None,
+        may_go: Callable[[Path], bool] = lambda _: True,
+    ) -> int:
+        """Delete content that nothing reaches and nobody has claimed; returns how many files went.
+
+        Whatever is claimed at any time during the sweep survives it: the manifest that takes over a claim may be stored
+        just after ``reached`` has looked for manifests. ``may_go`` is asked last, and may keep a file all the same.
+        """
+        with self._lock:
+            self._let_go_later = []
+        try:
+            return self._sweep(list(reached()), check_fence, may_go)
+        finally:
+            with self._lock:
+                digests, self._let_go_later = self._let_go_later, None
+            self.unclaim(digests)
+
+    def _sweep(
+        self, reached: list[Collection[str]], check_fence: Callable[[], None], may_go: Callable[[Path], bool]
+    ) -> int:
+        # Temporary ones are being written; what a dead process left is removed at the next start.
+        stored = {path.name for path in self._layout.blobs.glob("*/*") if not durable.is_temporary(path.name)}
+        with self._lock:
+            doomed = unreachable(stored, reached, self._claims)
+        gone = set()
+        for digest in sorted(doomed):
+            check_fence()
+            with self._lock:
+                # One at a time: somebody may have stored the same content meanwhile.
+                if digest not in self._claims and may_go(self._layout.blob(digest)):
+                    self._synced.discard(digest)
+                    self._layout.blob(digest).unlink(missing_ok=True)
+                    gone.add(digest)
+        with self._lock:
+            # Inode numbers are reused once a file is gone: what was swept must not be remembered.
+            self._known = {identity: digest for identity, digest in self._known.items() if digest not in gone}
+        return len(gone)

@@ -1,0 +1,220 @@
+"""Metadata in one SQLite file: write-ahead log, full sync, one connection under one lock."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
+from cutline.model.ids import Epoch, Generation, SinkId
+from cutline.ports import EpochOutcome, PendingRecord
+from cutline.protocol.messages.coordinator import BarrierTerms
+
+_SCHEMA_VERSION = 2
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS epochs (
+    epoch INTEGER PRIMARY KEY, generation INTEGER NOT NULL, started_ms INTEGER NOT NULL,
+    alignment_limit_ms INTEGER, is_binding INTEGER NOT NULL DEFAULT 0, ended_ms INTEGER,
+    outcome TEXT, reason TEXT, details BLOB, alone TEXT);
+CREATE TABLE IF NOT EXISTS pins (epoch INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS published (sink TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS seen (sink TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS recoveries (path TEXT PRIMARY KEY, count INTEGER NOT NULL);
+"""
+
+
+class SqliteMetadata:
+    """See ``cutline.ports.MetadataStore`` for what each method promises."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._generation = Generation(0)
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > _SCHEMA_VERSION:
+            raise UnknownFormatError(f"coordinator records have format {version}", path=path)
+        with self._transaction():  # two processes may open it at once
+            for statement in _SCHEMA.split(";"):
+                self._db.execute(statement)
+            # By what is there, not by the version: format 1 was written first, and its number afterwards.
+            columns = {name for _, name, *_ in self._db.execute("PRAGMA table_info(epochs)")}
+            if "alone" not in columns:
+                self._db.execute("ALTER TABLE epochs ADD COLUMN alone TEXT")
+            self._db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+
+    def _read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return cast("list[tuple[Any, ...]]", self._db.execute(sql, values).fetchall())
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing; a statement that fails leaves neither half a change nor a lock behind."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def next_generation(self, at_least: Generation) -> Generation:
+        with self._transaction():
+            generation = Generation(max(self._counter("generation") + 1, at_least))
+            self._take_generation(generation)
+        return generation
+
+    def advance_generation(self) -> Generation:
+        with self._transaction():
+            self._refuse_if_fenced()
+            generation = Generation(self._counter("generation") + 1)
+            self._take_generation(generation)
+        return generation
+
+    def _take_generation(self, generation: Generation) -> None:
+        """Inside the transaction and its lock: no other thread may write as the old one in between."""
+        self._db.execute("INSERT OR REPLACE INTO counters VALUES ('generation', ?)", (generation,))
+        self._generation = generation
+
+    def check_fence(self) -> None:
+        with self._lock:
+            self._refuse_if_fenced()
+
+    def _refuse_if_fenced(self) -> None:
+        newest = self._counter("generation")
+        if newest > self._generation:
+            raise FencedError(
+                f"generation {newest} has taken over",
+                next_step="stop this process: another one runs the flow",
+                generation=self._generation,
+            )
+
+    def _counter(self, name: str) -> int:
+        row = self._db.execute("SELECT value FROM counters WHERE name = ?", (name,)).fetchone()
+        return int(row[0]) if row else 0
+
+    def _write_fenced(self, sql: str, values: tuple[Any, ...]) -> None:
+        """One statement, which takes effect only while nobody has taken a newer generation."""
+        with self._transaction():
+            self._refuse_if_fenced()
+            self._db.execute(sql, values)
+
+    def last_epoch(self) -> Epoch:
+        return Epoch(self._read("SELECT coalesce(max(epoch), 0) FROM epochs")[0][0])
+
+    def store_pending(self, record: PendingRecord) -> None:
+        try:
+            self._write_fenced(
+                "INSERT INTO epochs (epoch, generation, started_ms, alignment_limit_ms, is_binding, alone) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    record.epoch,
+                    record.generation,
+                    record.terms.started_ms,
+                    record.terms.alignment_limit_ms,
+                    record.terms.is_binding,
+                    record.terms.alone,
+                ),
+            )
+        except sqlite3.IntegrityError as error:
+            raise InvariantViolation("an epoch was used twice", epoch=record.epoch) from error
+
+    def pending(self) -> list[PendingRecord]:
+        rows = self._read(
+            "SELECT epoch, generation, started_ms, alignment_limit_ms, is_binding, alone FROM epochs "
+            "WHERE outcome IS NULL ORDER BY epoch"
+        )
+        return [
+            PendingRecord(
+                epoch=Epoch(epoch),
+                generation=Generation(generation),
+                terms=BarrierTerms(
+                    alignment_limit_ms=limit_ms, is_binding=bool(is_binding), started_ms=started_ms, alone=alone
+                ),
+            )
+            for epoch, generation, started_ms, limit_ms, is_binding, alone in rows
+        ]
+
+    def store_outcome(self, outcome: EpochOutcome) -> None:
+        # An epoch may be known from its manifest alone, when this file was lost: then its row is made here.
+        self._write_fenced(
+            "INSERT INTO epochs (epoch, generation, started_ms, ended_ms, outcome, reason, details) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (epoch) DO UPDATE SET "
+            "ended_ms = excluded.ended_ms, outcome = excluded.outcome, reason = excluded.reason, "
+            "details = excluded.details WHERE epochs.outcome IS NULL",
+            (
+                outcome.epoch,
+                outcome.generation,
+                outcome.started_ms,
+                outcome.ended_ms,
+                outcome.outcome,
+                outcome.reason,
+                msgspec.json.encode(outcome.details),
+            ),
+        )
+
+    def history(self, limit: int) -> list[EpochOutcome]:
+        rows = self._read(
+            "SELECT epoch, generation, started_ms, ended_ms, outcome, reason, details FROM epochs "
+            "WHERE outcome IS NOT NULL ORDER BY epoch DESC LIMIT ?",
+            limit,
+        )
+        return [
+            EpochOutcome(
+                epoch=Epoch(epoch),
+                generation=Generation(generation),
+                started_ms=started,
+                ended_ms=ended,
+                outcome=outcome,
+                reason=reason,
+                details=msgspec.json.decode(details),
+            )
+            for epoch, generation, started, ended, outcome, reason, details in rows
+        ]
+
+    def store_pin(self, epoch: Epoch, *, is_pinned: bool) -> None:
+        sql = "INSERT OR IGNORE INTO pins VALUES (?)" if is_pinned else "DELETE FROM pins WHERE epoch = ?"
+        self._write_fenced(sql, (epoch,))
+
+    def pins(self) -> frozenset[Epoch]:
+        return frozenset(Epoch(epoch) for (epoch,) in self._read("SELECT epoch FROM pins"))
+
+    def store_published(self, sink: SinkId, epoch: Epoch) -> None:
+        self._write_fenced("INSERT OR REPLACE INTO published VALUES (?, ?)", (sink, epoch))
+
+    def store_seen(self, sink: SinkId, epoch: Epoch) -> None:
+        self._write_fenced("INSERT OR REPLACE INTO seen VALUES (?, ?)", (sink, epoch))
+
+    def seen(self) -> dict[SinkId, Epoch]:
+        return {SinkId(sink): Epoch(epoch) for sink, epoch in self._read("SELECT sink, epoch FROM seen")}
+
+    def published(self) -> dict[SinkId, Epoch]:
+        return {SinkId(sink): Epoch(epoch) for sink, epoch in self._read("SELECT sink, epoch FROM published")}
+
+    def count_recovery(self, path: str) -> None:
+        self._write_fenced(
+            "INSERT INTO recoveries VALUES (?, 1) ON CONFLICT (path) DO UPDATE SET count = count + 1", (path,)
+        )
+
+    def recoveries(self) -> dict[str, int]:
+        return dict(self._read("SELECT path, count FROM recoveries"))
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+def forget_seen(path: Path, sink: SinkId) -> None:
+    """Let a sink be what it is now. For whoever holds the lock of a flow that does not run."""
+    with contextlib.closing(sqlite3.connect(path, timeout=30)) as database, database:
+        database.execute("DELETE FROM seen WHERE sink = ?", (sink,))

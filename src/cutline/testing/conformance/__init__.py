@@ -1,0 +1,1 @@
+"""Test suites that every adapter of a port must pass."""

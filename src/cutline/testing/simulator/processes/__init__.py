@@ -1,0 +1,1 @@
+"""What dies: the processes of a flow."""

@@ -1,0 +1,1 @@
+"""In-memory twins of adapters."""

@@ -1,0 +1,60 @@
+"""A sink that keeps what it publishes in memory and remembers how it was used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cutline.model.ids import NO_EPOCH, Epoch
+from cutline.ports import SinkContext, StageAttempt, StagedBatch, Stager, StageWriter
+from cutline.protocol.publish.commit import CommitPermit
+
+
+class NoStager:
+    """There are no executors that would open it."""
+
+    def open(self, attempt: StageAttempt) -> StageWriter:
+        raise NotImplementedError
+
+
+class MemorySink:
+    """See ``cutline.ports.Sink``. ``failures`` are raised by the next calls, oldest first."""
+
+    output_modes = frozenset({"append", "update", "complete"})
+    can_rewind = True
+
+    def __init__(self) -> None:
+        #: Epoch → the batches that it published.
+        self.visible: dict[int, list[int]] = {}
+        self.prepared: dict[int, list[int]] = {}
+        self.aborted: list[StagedBatch] = []
+        self.commit_failures: list[Exception] = []
+        self.prepare_failures: list[Exception] = []
+
+    def open(self, context: SinkContext) -> None: ...
+
+    def stager(self) -> Stager:
+        return NoStager()
+
+    def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:
+        if self.prepare_failures:
+            raise self.prepare_failures.pop(0)
+        self.prepared[epoch] = [batch.batch for batch in staged]
+        return {"prepared": len(staged)}
+
+    def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
+        if self.commit_failures:
+            raise self.commit_failures.pop(0)
+        self.visible.setdefault(permit.epoch, [batch.batch for batch in staged])
+
+    def abort(self, staged: Iterable[StagedBatch]) -> None:
+        self.aborted += staged
+
+    def published(self) -> Epoch | None:
+        return Epoch(max(self.visible)) if self.visible else None
+
+    def highest(self) -> Epoch:
+        return self.published() or NO_EPOCH
+
+    def rewind(self, epoch: Epoch) -> None:
+        self.visible = {number: batches for number, batches in self.visible.items() if number <= epoch}

@@ -1,0 +1,1 @@
+"""Checkpoints in the remote tier: upload, download, collection."""

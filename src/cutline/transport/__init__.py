@@ -1,0 +1,1 @@
+"""Messages between coordinator and operators, and what a shell asks of a running flow."""

@@ -1,0 +1,108 @@
+"""How a person at a shell asks a running flow for something: a file with the request, a file with the answer.
+
+Both appear with their whole content. Who asks and nobody answers takes the request back, so that it is not done later,
+when nobody expects it any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cutline.base import durable
+from cutline.base.decoding import decoder_of
+from cutline.base.logs import get_logger
+from cutline.errors import CutlineError, RequestFailedError
+
+log = get_logger(__name__)
+
+_LOOK_SECONDS = 0.05
+_ANSWER = ".answer.json"
+_STALE_SECONDS = 900.0
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody wants of the flow."""
+
+    kind: str
+    arguments: dict[str, Any]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of it."""
+
+    result: dict[str, Any]
+    problem: str = ""
+
+
+def ask(folder: Path, kind: str, arguments: dict[str, Any], *, seconds: float, wait: Callable[[], None]) -> Any:
+    """Ask and wait for the answer; ``wait`` is called now and then. Raises RequestFailedError."""
+    durable.make_dir(folder)
+    number = f"{time.time_ns():020d}-{secrets.token_hex(3)}"
+    path, answer_path = folder / f"{number}.json", folder / f"{number}{_ANSWER}"
+    durable.replace(path, msgspec.json.encode(Request(kind=kind, arguments=arguments)), sync=False)
+    deadline = time.monotonic() + seconds
+    try:
+        while not answer_path.exists():
+            if time.monotonic() > deadline:
+                raise RequestFailedError(
+                    f"the flow has not answered within {seconds:.0f} s", next_step="it may be at it: see its status"
+                )
+            wait()
+            time.sleep(_LOOK_SECONDS)
+        answer = decoder_of(Answer).decode(answer_path.read_bytes())
+    finally:
+        path.unlink(missing_ok=True)  # also when whoever asks gives up: nobody expects it later
+        answer_path.unlink(missing_ok=True)
+    if answer.problem:
+        raise RequestFailedError(answer.problem)
+    return answer.result
+
+
+class Mailbox:
+    """The flow's side: takes requests one at a time, in the order in which they came."""
+
+    def __init__(self, folder: Path, handlers: dict[str, Callable[..., dict[str, Any]]]) -> None:
+        self._folder = folder
+        self._handlers = handlers
+        durable.make_dir(folder)
+        for leftover in folder.iterdir():  # nobody waits so long; what is younger was asked while the flow started
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - leftover.stat().st_mtime > _STALE_SECONDS:
+                    leftover.unlink()
+
+    def take(self) -> None:
+        """Do what is asked for now, if anything is."""
+        names = (path for path in self._folder.glob("*.json") if not path.name.endswith(_ANSWER))
+        for path in sorted(path for path in names if not durable.is_temporary(path.name)):
+            try:
+                request = decoder_of(Request).decode(path.read_bytes())
+            except FileNotFoundError:
+                continue  # taken back
+            except msgspec.MsgspecError as error:
+                self._answer(path, Answer(result={}, problem=f"not a request: {error}"))
+                continue
+            path.unlink(missing_ok=True)
+            self._answer(path, self._handle(request))
+
+    def _handle(self, request: Request) -> Answer:
+        handler = self._handlers.get(request.kind)
+        if handler is None:
+            return Answer(result={}, problem=f"this flow does not know what {request.kind!r} is")
+        try:
+            return Answer(result=handler(**request.arguments))
+        except (CutlineError, TypeError) as error:
+            return Answer(result={}, problem=str(error))
+        except Exception as error:  # a request must never end the flow
+            log.error("request_failed", kind=request.kind, exc_info=True)
+            return Answer(result={}, problem=f"{type(error).__name__}: {error}")
+
+    def _answer(self, path: Path, answer: Answer) -> None:
+        path.unlink(missing_ok=True)
+        durable.replace(path.with_name(f"{path.stem}{_ANSWER}"), msgspec.json.encode(answer), sync=False)

@@ -1,0 +1,75 @@
+"""How far sinks have published decides which ways back there are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cutline.errors import RecoveryError
+from cutline.model.ids import Epoch, OperatorId, SinkId
+from cutline.ports import Sink
+from cutline.testing.twins.sink import MemorySink
+from tests.support.stored_flow import StoredFlow
+
+TABLE = SinkId("table")
+TOTALS = OperatorId("totals")
+
+
+def sink_at(epoch: int, *, can_rewind: bool = True) -> dict[SinkId, Sink]:
+    sink = MemorySink()
+    sink.can_rewind = can_rewind
+    sink.visible = {number: [] for number in range(1, epoch + 1)}
+    return {TABLE: sink}
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> StoredFlow:
+    flow = StoredFlow(tmp_path)
+    flow.start()
+    for epoch in (1, 2):
+        flow.run_all()
+        flow.checkpoint(epoch)
+    flow.run_all()
+    return flow
+
+
+def test_a_sink_that_has_published_the_newest_epoch_lets_the_flow_resume(running: StoredFlow) -> None:
+    assert running.start(sinks=sink_at(2)).path == "resume"
+
+
+def test_a_sink_that_is_ahead_of_the_records_forces_a_restore(running: StoredFlow) -> None:
+    """As when the storage folder was put back from a backup: what was staged since then is gone."""
+    recovered = running.start(sinks=sink_at(9))
+    assert (recovered.path, recovered.restored_epoch) == ("local", 2)
+    assert any("has published epoch 9" in problem for problem in recovered.problems)
+
+
+def test_a_sink_that_cannot_take_rows_back_stops_a_restore_before_anything_is_given_up(running: StoredFlow) -> None:
+    before = running.generations()
+    shutil.rmtree(running.spark_dir(TOTALS))
+    with pytest.raises(RecoveryError, match="cannot take rows back"):
+        running.start(sinks=sink_at(9, can_rewind=False))
+    assert running.generations() == before, "no generation was entered"
+
+
+def test_an_empty_storage_folder_never_empties_a_table(tmp_path: Path) -> None:
+    with pytest.raises(RecoveryError, match="no readable checkpoint"):
+        StoredFlow(tmp_path / "mistyped").start(sinks=sink_at(3))
+
+
+def test_epochs_let_go_of_behind_a_pinned_one_are_not_missed(running: StoredFlow) -> None:
+    """Epoch 3 had no rows and left no trace in the sink, and the coordinator's records are lost."""
+    running.checkpoint(3)
+    running.store.collect([Epoch(2)], Epoch(1))
+    running.layout.metadata.unlink()
+    recovered = running.start(sinks=sink_at(2))
+    assert (recovered.path, [manifest.epoch for manifest in recovered.manifests]) == ("resume", [1, 3])
+
+
+def test_an_epoch_that_is_missing_and_was_not_published_is_missed(running: StoredFlow) -> None:
+    running.checkpoint(3)
+    running.store.collect([Epoch(2)], Epoch(1))
+    running.layout.metadata.unlink()
+    assert running.start(sinks=sink_at(1)).restored_epoch == 1

@@ -1,0 +1,298 @@
+"""A region goes back while the rest of the flow goes on; and the whole flow, when a person asks. Without Spark."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutline.errors import CutlineError, FencedError, FlowFailedError, RecoveryError
+from cutline.model.ids import Epoch
+from cutline.ports import Manifest, Tombstone
+from cutline.protocol.messages.coordinator import ReleaseEpochs
+from tests.scenarios.test_running import assert_each_once, running
+from tests.support.killing import is_killed_at
+from tests.support.sparkless import LONG_SECONDS, NUMBERS, TOTALS, SparklessFlow
+
+
+def lose(flow: SparklessFlow, operator: str) -> None:
+    shutil.rmtree(flow.layout.spark_dirs / operator)
+
+
+def test_a_failed_operator_goes_back_alone_and_upstream_goes_on(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(4)
+        epoch = flow.checkpoint()
+        flow.emit(3)
+        lose(flow, TOTALS)
+        upstream = flow.operators[NUMBERS]
+        flow.fail(TOTALS)
+        assert flow.operators[NUMBERS] is upstream
+        assert flow.operators[TOTALS].channel.last_batch == 3, "back at the checkpoint"
+        assert flow.snapshots.generations()[-1].restored_epoch == epoch
+        flow.emit(2)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 9
+        assert flow.run.status()["recovery"]["counts"] == {"fresh": 1, "regional": 1}
+    with running(tmp_path) as flow:
+        assert flow.recovered.path == "resume"
+        flow.emit(1)
+        flow.drain()
+        assert len(flow.sink.rows()) == 10
+        assert_each_once(flow.sink.rows())
+
+
+def test_what_is_pending_is_given_up_and_checkpoints_go_on_afterwards(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        flow.checkpoint()
+        flow.step(NUMBERS)
+        pending = flow.request(aligned=True)  # waits for ``totals``, which does not read
+        flow.wait(lambda: flow.coordinator.view()["pending"] != {})
+        lose(flow, TOTALS)
+        flow.fail(TOTALS)
+        with pytest.raises(CutlineError, match="had to go back"):
+            pending.result(10)
+        flow.checkpoint()
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_the_producer_waits_again_for_a_consumer_that_went_back(tmp_path: Path) -> None:
+    with running(tmp_path, channel_capacity_entries=2) as flow:
+        flow.emit(1)
+        flow.checkpoint()
+        flow.emit(2)
+        assert flow.operators[NUMBERS].credits.has_room()
+        lose(flow, TOTALS)
+        flow.fail(TOTALS)
+        assert not flow.operators[NUMBERS].credits.has_room()
+        flow.wait(lambda: flow.step(TOTALS))
+        assert flow.operators[NUMBERS].credits.has_room()
+
+
+@pytest.mark.parametrize("point", ["restore-dirs-built", "restore-generation"])
+def test_killed_while_a_region_goes_back_each_number_is_published_once(tmp_path: Path, point: str) -> None:
+    def life() -> None:
+        with running(tmp_path) as flow:
+            flow.emit(4)
+            flow.checkpoint()
+            flow.emit(3)
+            lose(flow, TOTALS)
+            flow.fail(TOTALS)
+
+    assert is_killed_at(f"{point}:{TOTALS}", life)  # a start passes these points too, of no operator
+    with running(tmp_path) as flow:
+        assert flow.recovered.path == ("regional" if point == "restore-dirs-built" else "resume")
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 8
+
+
+def test_going_back_that_does_not_help_ends_the_flow(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path)
+    flow.emit(2)
+    flow.checkpoint()
+    flow.fail(TOTALS)
+    flow.fail(TOTALS)
+    with pytest.raises(FlowFailedError, match="it fails"):
+        flow.run.await_termination(20)
+
+
+def test_without_a_checkpoint_the_flow_ends_with_both_reasons(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path)
+    flow.emit(2)
+    flow.fail(TOTALS)
+    with pytest.raises(FlowFailedError, match="there is no checkpoint to go back to"):
+        flow.run.await_termination(20)
+
+
+def test_a_person_takes_the_whole_flow_back_and_sinks_follow(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=5) as flow:
+        for _ in range(3):
+            flow.emit(2)
+            flow.checkpoint()
+        assert len(flow.sink.rows()) == 6
+    with pytest.raises(RecoveryError, match="choose one of those kept: 1, 2, 3"):
+        SparklessFlow(tmp_path, restore_to=Epoch(9))
+    flow = SparklessFlow(tmp_path, restore_to=Epoch(1), retain_checkpoints=5)
+    try:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("local", 1)
+        assert len(flow.sink.rows()) == 2, "what was published since is taken back"
+        flow.emit(1)
+        epoch = flow.checkpoint()
+        assert epoch == 4, "epochs that were given up are never used again"
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 3
+    finally:
+        flow.stop()
+
+
+def test_a_sink_that_keeps_what_it_has_published_publishes_again_what_is_done_again(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=5) as flow:
+        for _ in range(3):
+            flow.emit(2)
+            flow.checkpoint()
+    flow = SparklessFlow(tmp_path, restore_to=1, on_rollback="keep", retain_checkpoints=5)
+    try:
+        assert len(flow.sink.rows()) == 6, "nothing is taken back"
+    finally:
+        flow.stop()
+    with running(tmp_path, on_rollback="keep", retain_checkpoints=5) as flow:
+        assert flow.recovered.path == "resume", "a sink that is ahead is no damage then"
+        flow.emit(1)
+        flow.drain()
+        assert flow.sink.rows() == [*([number, number + 1] for number in range(6)), [2, 3]]
+
+
+def test_a_sink_that_must_not_go_back_keeps_the_flow_from_it(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=5) as flow:
+        for _ in range(2):
+            flow.emit(2)
+            flow.checkpoint()
+    with pytest.raises(RecoveryError, match="is not to be taken back"):
+        SparklessFlow(tmp_path, restore_to=1, on_rollback="fail")
+    with running(tmp_path, on_rollback="fail") as flow:
+        assert flow.recovered.path == "resume"
+        assert len(flow.sink.rows()) == 4
+
+
+# ------------------------------------------------------------------------------------------- what may come between
+
+
+class Held:
+    """A region that waits inside its restore, after everything old is stopped, until the test lets it go on."""
+
+    def __init__(self, flow: SparklessFlow) -> None:
+        self._restorer = flow.run._regions._restorer
+        self._build = self._restorer.build
+        self._is_inside, self._may_go = threading.Event(), threading.Event()
+        self._restorer.build = self._wait  # type: ignore[method-assign, assignment]
+        self.old = flow.operators[TOTALS]
+        error = FlowFailedError("it fails", flow="counting", operator=TOTALS)
+        flow.run._regions.operator_failed(self.old, error)
+        assert self._is_inside.wait(LONG_SECONDS)
+
+    def _wait(self, *arguments: Any) -> Any:
+        self._is_inside.set()
+        assert self._may_go.wait(LONG_SECONDS)
+        return self._build(*arguments)
+
+    def let_go(self) -> None:
+        self._may_go.set()
+
+
+def worked(tmp_path: Path) -> SparklessFlow:
+    flow = SparklessFlow(tmp_path)
+    flow.emit(2)
+    flow.checkpoint()
+    flow.emit(3)
+    lose(flow, TOTALS)
+    return flow
+
+
+@pytest.mark.parametrize("how", ["stop", "fail"])
+def test_a_flow_that_ends_while_a_region_goes_back_leaves_nothing_running(tmp_path: Path, how: str) -> None:
+    flow = worked(tmp_path)
+    region = Held(flow)
+    end = flow.run.stop if how == "stop" else partial(flow.run.fail, FlowFailedError("elsewhere", flow="counting"))
+    ending = threading.Thread(target=end)
+    ending.start()
+    flow.run._regions._is_stopped.wait(LONG_SECONDS)
+    region.let_go()
+    ending.join(LONG_SECONDS)
+    assert flow.run._ended.wait(LONG_SECONDS)
+    service, supervisor = flow.operators[TOTALS], flow.run._supervisors[TOTALS]
+    assert service.has_ended()
+    assert supervisor.query is None or not supervisor.query.is_active()
+    with running(tmp_path) as again:
+        again.emit(1)
+        again.drain()
+        assert_each_once(again.sink.rows())
+        assert len(again.sink.rows()) == 6
+
+
+def test_a_flow_is_not_drained_while_a_region_goes_back(tmp_path: Path) -> None:
+    flow = worked(tmp_path)
+    region = Held(flow)
+    assert not flow.run.pause(timeout="100ms")
+    region.let_go()
+    flow.wait(lambda: not flow.run._regions.is_busy())
+    flow.wait(lambda: flow.step(TOTALS))
+    assert flow.run.pause(timeout="10s")
+    flow.stop()
+
+
+def test_a_paused_source_that_comes_back_is_paused(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        flow.checkpoint()
+        assert flow.run.pause(timeout="10s")
+        lose(flow, NUMBERS)
+        flow.fail(NUMBERS)
+        assert flow.run.status()["state"] == "paused"
+        assert not flow.operators[NUMBERS].credits._account.may_run()
+        flow.run.resume()
+        assert flow.operators[NUMBERS].credits._account.may_run()
+
+
+def test_a_batch_that_always_fails_does_not_send_its_region_back_for_ever(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path)
+    flow.emit(3)
+    flow.checkpoint()
+    flow.emit(1)
+    flow.step(NUMBERS)
+    for _ in range(2):
+        flow.fail(TOTALS)
+        if flow.run._failure is None:
+            flow.wait(lambda: flow.step(TOTALS))  # the batch before it works every time
+    with pytest.raises(FlowFailedError, match="it fails"):
+        flow.run.await_termination(LONG_SECONDS)
+
+
+def test_a_process_that_was_replaced_takes_no_region_back(tmp_path: Path) -> None:
+    """It would fence the one that runs the flow now, and sweep its log."""
+    old = SparklessFlow(tmp_path, retain_checkpoints=9)
+    old.emit(3)
+    old.checkpoint()
+    with running(tmp_path, retain_checkpoints=9) as flow:
+        flow.emit(3)
+        flow.checkpoint()
+        flow.emit(2)
+        entries = sorted(flow.operators[TOTALS].channel.folder.glob("g*/*"))
+        service = old.operators[TOTALS]
+        old.run._regions.operator_failed(service, FlowFailedError("it fails", flow="counting", operator=TOTALS))
+        with pytest.raises(FlowFailedError, match="has taken over"):
+            old.run.await_termination(LONG_SECONDS)
+        assert all(path.exists() for path in entries)
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 9
+
+
+def test_a_process_that_was_replaced_collects_nothing(tmp_path: Path) -> None:
+    """What its successor has stored and not yet bound to an epoch is reached by nothing that it can see."""
+    old = SparklessFlow(tmp_path)
+    old.emit(2)
+    old.checkpoint()
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        store = flow.snapshots.store_manifest
+
+        def late(manifest: Manifest) -> Manifest | Tombstone:
+            with pytest.raises(FencedError):
+                old.run._janitor.collect(ReleaseEpochs(drop=(), retained=(Epoch(1),), open_from=Epoch(2)))
+            return store(manifest)
+
+        flow.snapshots.store_manifest = late  # type: ignore[method-assign]
+        manifest = flow.snapshots.load_manifest(flow.checkpoint())
+        for operator in manifest.operators:
+            assert flow.snapshots.damage(flow.snapshots.load_record(manifest, operator)) == []
+    old.stop()

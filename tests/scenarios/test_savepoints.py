@@ -1,0 +1,312 @@
+"""Savepoints: taken, listed, moved, restored, cloned. On real storage without Spark."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cutline.cli.main import app
+from cutline.errors import ConfigError, DamagedRecordError, RequestFailedError, UnknownSavepointError
+from cutline.model.ids import Epoch, FlowName, OperatorId
+from cutline.model.layout import Layout
+from cutline.runtime.stores import store_at
+from cutline.savepoints.store import Savepoints
+from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.tiers.checkpoint_files import names_in
+from cutline.transport.request_files import ask
+from tests.scenarios.test_running import assert_each_once, running
+from tests.support.killing import is_killed_at
+from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
+
+
+def drained(flow: SparklessFlow, name: str, **more: Any) -> Any:
+    """``totals`` reads on meanwhile."""
+    done: list[Any] = []
+
+    def take() -> None:
+        try:
+            done.append(flow.run.savepoint(name, **more))
+        except Exception as error:  # noqa: BLE001 (handed to the test)
+            done.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    flow.wait(lambda: bool(done) or (not flow.step(TOTALS) and bool(done)))
+    thread.join()
+    if isinstance(done[0], Exception):
+        raise done[0]
+    return done[0]
+
+
+def test_a_savepoint_is_drained_self_contained_and_stays(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        savepoint = drained(flow, "before-deploy", note="version 7")
+        assert (savepoint.epoch, savepoint.is_drained, savepoint.note) == (1, True, "version 7")
+        for _ in range(3):
+            flow.emit(1)
+            flow.checkpoint()
+        flow.wait(lambda: flow.snapshots.epochs() == [4])
+        assert [one.name for one in flow.run.savepoints()] == ["before-deploy"]
+    store = Savepoints(flow.layout, store_at).replica("before-deploy")
+    assert store.epochs() == [1]
+    needed = set(names_in(store._store, store.load_manifest(store.epochs()[0]), flow.layout))
+    there = {info.path.removesuffix(".zst") for info in store._store.walk()}
+    assert needed <= there, "it needs nothing of the flow's folder"
+
+
+def test_a_flow_goes_back_to_a_savepoint_whose_checkpoint_was_collected(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        drained(flow, "good")
+        for _ in range(3):
+            flow.emit(2)
+            flow.checkpoint()
+        assert len(flow.sink.rows()) == 9
+    flow = SparklessFlow(tmp_path, restore_to="good")
+    try:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("local", 1)
+        assert len(flow.sink.rows()) == 3
+        flow.emit(2)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 5
+    finally:
+        flow.stop()
+
+
+def test_a_flow_goes_back_to_a_savepoint_whose_checkpoint_is_still_there(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=9) as flow:
+        flow.emit(3)
+        drained(flow, "good")
+        flow.emit(2)
+        flow.drain()
+    with running(tmp_path, restore_to="good") as flow:
+        assert flow.recovered.restored_epoch == 1
+        assert len(flow.sink.rows()) == 3
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_a_clone_runs_beside_the_first_and_shares_nothing(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        drained(flow, "branch")
+        flow.emit(2)
+        flow.drain()
+        Savepoints(flow.layout, store_at).clone(
+            "branch", Layout(tmp_path / "second" / "storage", "counting"), FlowName("counting")
+        )
+        second = SparklessFlow(tmp_path / "second")
+        try:
+            assert (second.recovered.path, second.recovered.restored_epoch) == ("local", 1)
+            second.emit(4)
+            second.drain()
+            # Its sink begins after the savepoint, its state at it.
+            assert second.sink.rows() == [[3, 4], [4, 5], [5, 6], [6, 7]]
+        finally:
+            second.stop()
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 6
+
+
+def test_operators_may_be_renamed_and_dropped_on_the_way(tmp_path: Path) -> None:
+    """The clone is looked at as it lies there: this harness knows only one flow."""
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        for _ in range(2):
+            flow.step(NUMBERS)  # in flight
+        flow.run.savepoint("branch", drain=False)
+        savepoints = Savepoints(flow.layout, store_at)
+    target = Layout(tmp_path / "storage", "renamed")
+    manifest, renaming = savepoints.clone(
+        "branch", target, FlowName("renamed"), rename={"numbers": "digits", "totals": "sums"}
+    )
+    assert renaming.new_names == {"numbers": "digits", "totals": "sums"}
+    assert set(manifest.operators) == set(manifest.channels) == {"digits", "sums"}
+    assert manifest.operators[OperatorId("sums")].positions.keys() == {"digits"}
+    assert manifest.channels[OperatorId("digits")].in_flight.keys() == {"sums"}
+    store = LocalSnapshotStore.reading(target)
+    record = store.load_record(store.load_manifest(manifest.epoch), OperatorId("sums"))
+    offsets = next(file for file in record.shared if file.path == f"offsets/{record.batch}")
+    assert b'"channel": "digits"' in (offsets.content or b"")
+    where = ["--flow", "renamed", "--storage", str(tmp_path / "storage")]
+    assert CliRunner().invoke(app, ["verify", "--deep", *where]).exit_code in (0, 1)  # it has no database yet
+    only = Layout(tmp_path / "storage", "only")
+    manifest, _ = savepoints.clone("branch", only, FlowName("only"), drop=["totals"])
+    assert set(manifest.operators) == {"numbers"}
+    with pytest.raises(ConfigError, match="'totals' reads it"):
+        savepoints.clone("branch", Layout(tmp_path / "storage", "x"), FlowName("x"), drop=["numbers"])
+    with pytest.raises(ConfigError, match="no operator 'nobody'"):
+        savepoints.clone("branch", Layout(tmp_path / "storage", "x"), FlowName("x"), rename={"nobody": "x"})
+    with pytest.raises(ConfigError, match="two operators would be called"):
+        savepoints.clone("branch", Layout(tmp_path / "storage", "x"), FlowName("x"), rename={"numbers": "totals"})
+    assert not (tmp_path / "storage" / "x").exists()
+    assert not list((tmp_path / "storage").glob(".tmp-*"))
+
+
+def test_an_exported_savepoint_begins_a_flow_on_another_machine(tmp_path: Path) -> None:
+    with running(tmp_path / "here") as flow:
+        flow.emit(3)
+        drained(flow, "move")
+    here = Savepoints(flow.layout, store_at)
+    here.export("move", str(tmp_path / "bucket" / "move"))
+    shutil.rmtree(tmp_path / "here")
+    there = Layout(tmp_path / "there" / "storage", "counting")
+    imported = Savepoints(Layout(tmp_path / "shelf", "counting"), store_at)
+    savepoint = imported.bring(str(tmp_path / "bucket" / "move"), "moved")
+    assert (savepoint.name, savepoint.epoch) == ("moved", 1)
+    imported.clone("moved", there, FlowName("counting"))
+    with running(tmp_path / "there") as flow:
+        flow.emit(2)
+        flow.drain()
+        assert flow.sink.rows() == [[3, 4], [4, 5]]
+    absolute = str(tmp_path).encode()
+    assert not [path for path in (tmp_path / "bucket").rglob("*") if path.is_file() and absolute in path.read_bytes()]
+
+
+def test_nothing_is_restored_from_bad_bytes(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        drained(flow, "rotten")
+        flow.emit(1)
+        flow.checkpoint()
+        flow.wait(lambda: flow.snapshots.epochs() == [2])
+    for blob in flow.layout.savepoint("rotten").glob("blobs/*/*"):
+        blob.write_bytes(b"rotten")
+    with pytest.raises(DamagedRecordError, match="does not match its hash"):
+        SparklessFlow(tmp_path, restore_to="rotten")
+    with running(tmp_path) as flow:
+        assert flow.recovered.path == "resume"
+
+
+def test_a_savepoint_of_another_history_is_not_restored_into_this_flow(tmp_path: Path) -> None:
+    with running(tmp_path / "first") as flow:
+        flow.emit(3)
+        drained(flow, "foreign")
+    Savepoints(flow.layout, store_at).export("foreign", str(tmp_path / "shelf"))
+    with running(tmp_path / "second") as flow:
+        flow.emit(2)
+        flow.checkpoint()
+        before = flow.layout.manifest(Epoch(1)).read_bytes()
+    Savepoints(flow.layout, store_at).bring(str(tmp_path / "shelf"), "foreign")
+    with pytest.raises(ConfigError, match="another history"):
+        SparklessFlow(tmp_path / "second", restore_to="foreign")
+    assert flow.layout.manifest(Epoch(1)).read_bytes() == before
+    with running(tmp_path / "second") as flow:
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+@pytest.mark.parametrize("name", ["", "7", "../up", "a/b", ".hidden", "x" * 101])
+def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
+    with running(tmp_path) as flow, pytest.raises(ConfigError, match="not a name for a savepoint"):
+        flow.run.savepoint(name)
+
+
+def test_a_name_is_used_once_until_it_is_deleted(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(1)
+        drained(flow, "one")
+        with pytest.raises(ConfigError, match="already"):
+            flow.run.savepoint("one")
+        savepoints = Savepoints(flow.layout, store_at)
+        savepoints.delete("one")
+        with pytest.raises(UnknownSavepointError, match="there are: none"):
+            savepoints.load("one")
+        drained(flow, "one")
+
+
+def test_killed_while_it_is_taken_there_is_none_and_it_can_be_taken_again(tmp_path: Path) -> None:
+    def life() -> None:
+        with running(tmp_path) as flow:
+            flow.emit(2)
+            drained(flow, "one")
+
+    assert is_killed_at("savepoint-sent", life)
+    with running(tmp_path) as flow:
+        assert flow.run.savepoints() == []
+        flow.emit(1)
+        drained(flow, "one")
+        assert [one.name for one in flow.run.savepoints()] == ["one"]
+
+
+def test_stop_with_a_savepoint_leaves_nothing_after_it(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path)
+    flow.emit(2)
+    done = threading.Thread(target=lambda: flow.run.stop(savepoint="end"))
+    done.start()
+    while done.is_alive():
+        done.join(0.01)
+    card = Savepoints(flow.layout, store_at).load("end")
+    with running(tmp_path) as flow:
+        assert flow.operators[NUMBERS].channel.last_batch == card.batches[NUMBERS]
+
+
+def test_a_shell_asks_the_running_flow(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        answer = ask(flow.layout.requests, "savepoint", {"name": "asked"}, seconds=20, wait=lambda: None)
+        assert (answer["name"], answer["epoch"]) == ("asked", 1)
+        with pytest.raises(RequestFailedError, match="already"):
+            ask(flow.layout.requests, "savepoint", {"name": "asked"}, seconds=20, wait=lambda: None)
+        with pytest.raises(RequestFailedError, match="does not know"):
+            ask(flow.layout.requests, "dance", {}, seconds=20, wait=lambda: None)
+    with pytest.raises(RequestFailedError, match="not answered"):
+        ask(flow.layout.requests, "checkpoint", {}, seconds=0.2, wait=lambda: None)
+    assert list(flow.layout.requests.iterdir()) == []
+
+
+def test_the_commands_know_nothing_of_what_was_given_up(tmp_path: Path) -> None:
+    with running(tmp_path, retain_checkpoints=9) as flow:
+        for _ in range(3):
+            flow.emit(1)
+            flow.checkpoint()
+    SparklessFlow(tmp_path, restore_to=1, retain_checkpoints=9).stop()
+    where = ["--flow", "counting", "--storage", str(tmp_path / "storage")]
+    taken = CliRunner().invoke(app, ["savepoint", "create", "now", "--json", *where])
+    assert '"epoch":1' in taken.output.replace(" ", ""), taken.output
+    planned = CliRunner().invoke(app, ["restore", "--at", "2999-01-01T00:00:00", "--dry-run", *where])
+    assert "back to epoch 1" in planned.output, planned.output
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        drained(flow, "good")
+        flow.emit(2)
+        flow.drain()
+    where = ["--flow", "counting", "--storage", str(tmp_path / "storage")]
+
+    def cli(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(app, [*arguments, *where])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert "good" in cli("savepoint", "list")
+    assert '"epoch":1' in cli("savepoint", "show", "good", "--json").replace(" ", "")
+    assert "would go back to epoch 1" in cli("restore", "--to", "good", "--dry-run")
+    assert not flow.layout.restore_wish.exists()
+    cli("savepoint", "export", "good", str(tmp_path / "elsewhere"))
+    cli("savepoint", "delete", "good")
+    cli("savepoint", "import", str(tmp_path / "elsewhere"), "again")
+    assert "goes back to epoch 1" in cli("restore", "--to", "again")
+    with running(tmp_path) as flow:
+        assert flow.recovered.restored_epoch == 1
+        assert not flow.layout.restore_wish.exists()
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 4
+    cli("restore", code=1)
+    cli("restore", "--to", "77", code=1)
+    cli("restore", "--at", "yesterday", code=1)
+    assert "back to epoch" in cli("restore", "--at", "2999-01-01T00:00:00", "--dry-run")

@@ -1,0 +1,61 @@
+"""Whether sources can read again: by the logs that Spark's file source keeps, and by nothing for others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cutline.connectors import replay_guard as source_check
+from cutline.connectors.replay_guard import SourceKind, check_sources
+from cutline.ports.inspection import FileProblem, SourceReport
+
+
+def write_log(live: Path, name: str, *files: tuple[str, int]) -> None:
+    path = live / "sources/0" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"path": uri, "timestamp": 1, "batchId": batch}) for uri, batch in files]
+    path.write_text("\n".join(["v1", *lines]))
+
+
+def gone(live: Path, position: bytes | None) -> list[str]:
+    return [Path(problem.path).name for problem in check_sources({"0": position}, live).problems]
+
+
+def test_a_compacted_log_repeats_old_files_which_are_not_needed(tmp_path: Path) -> None:
+    files = [(f"file://{tmp_path}/{batch}.json", batch) for batch in range(4)]
+    write_log(tmp_path, "2.compact", *files[:3])
+    write_log(tmp_path, "3", files[3])
+    assert gone(tmp_path, b'{"logOffset":1}') == ["2.json", "3.json"]
+    assert gone(tmp_path, b'{"logOffset":3}') == []
+    assert gone(tmp_path, None) == ["0.json", "1.json", "2.json", "3.json"], "it had read nothing: all is read again"
+
+
+def test_names_are_written_as_addresses(tmp_path: Path) -> None:
+    (tmp_path / "a b%.json").write_text("{}")
+    write_log(tmp_path, "1", (f"file://{tmp_path}/a%20b%25.json", 1))
+    assert gone(tmp_path, b'{"logOffset":0}') == []
+
+
+@pytest.mark.parametrize("position", [b'{"topic":{"0":17}}', b"17", b'{"channel":"a","position":3}', None])
+def test_a_source_of_an_unknown_kind_is_not_guarded(tmp_path: Path, position: bytes | None) -> None:
+    report = check_sources({"0": position}, tmp_path)
+    assert report.problems == [] and "not guarded" in report.notes[0]
+
+
+def test_files_elsewhere_and_lost_logs_are_not_guarded(tmp_path: Path) -> None:
+    assert "not guarded" in check_sources({"0": b'{"logOffset":0}'}, tmp_path).notes[0]
+    write_log(tmp_path, "1", ("s3a://bucket/a.json", 1))
+    report = check_sources({"0": b'{"logOffset":0}'}, tmp_path)
+    assert report.problems == [] and "another file system" in report.notes[0]
+    (tmp_path / "sources/0/1").write_text("v1\nno json")
+    assert "cannot be read" in check_sources({"0": b'{"logOffset":0}'}, tmp_path).notes[0]
+    assert "not guarded" in check_sources({}, None).notes[0]
+
+
+def test_another_kind_takes_one_entry_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expired = FileProblem("topic/0", "offset 17 has expired")
+    kind = SourceKind("kafka", lambda position, _: b"topic" in (position or b""), lambda *_: SourceReport([expired]))
+    monkeypatch.setattr(source_check, "SOURCE_KINDS", [*source_check.SOURCE_KINDS, kind])
+    assert check_sources({"0": b'{"topic":{"0":17}}'}, tmp_path).problems == [expired]

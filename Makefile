@@ -4,10 +4,13 @@
 
 BIN := .venv/bin
 READY := .venv/.ready
-# Spark starts the Java that JAVA_HOME names, so the one found is the one used.
+# Spark starts the Java that JAVA_HOME names, so it uses the one that was found.
 WITH_JAVA = JAVA_HOME="$$(scripts/ensure-java.sh --quiet)" && export JAVA_HOME &&
 # Further arguments for pytest: make test ARGS="-k sinks -x"
 ARGS ?=
+# Tests run in this many processes; each has its own Spark session and servers. A file stays in one process, and the
+# files come in order: those on Spark take longest and come first, so that the processes end at the same time.
+PROCESSES ?= 2
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +30,7 @@ demo: $(READY) ## Run the demo
 
 test: $(READY) ## Run the tests, without the soak tests
 	@echo "test: pytest"
-	@$(WITH_JAVA) $(BIN)/pytest $(ARGS)
+	@$(WITH_JAVA) $(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY) ## Lint, format, types, layers
 	@echo "check: ruff check"
@@ -50,9 +53,13 @@ bench: $(READY) ## Run every benchmark
 		$(BIN)/python "$$script" || exit 1; \
 	done
 
-docs: $(READY) ## Draw the state machines, check the links in the documentation
+docs: $(READY) ## Write what the documentation takes from the code, check its links
 	@echo "docs: state machines"
 	@$(BIN)/python tools/state_diagrams.py
+	@echo "docs: layers"
+	@$(BIN)/python tools/layer_picture.py
+	@echo "docs: table of options"
+	@$(BIN)/python tools/options_table.py
 	@echo "docs: links"
 	@$(BIN)/python scripts/check_docs.py
 

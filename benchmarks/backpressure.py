@@ -1,15 +1,15 @@
 """How long a checkpoint takes while a backlog waits in a channel: unaligned, aligned, and aligned with a time limit.
 
-The flow: a fast source, a channel with room for the backlog, and a consumer that sleeps over every row and reads only a
+The flow: a fast source, a channel with room for the backlog, and a consumer that sleeps for every row and reads only a
 few entries per batch. After its first batches the consumer is held, inside a batch, until the channel is full and the
-source waits for room: back-pressure at its hardest. For each backlog:
+source waits for room: the worst case of back-pressure. For each backlog:
 
-unaligned   several checkpoints, their median: must not depend on the backlog
+unaligned   the median of several checkpoints: must not depend on the backlog
 auto        one checkpoint with a time limit on the alignment: that limit, then as unaligned
-aligned     the consumer works again, at its slow pace, and one checkpoint waits for the whole backlog, or is aborted
+aligned     the consumer resumes, at its slow pace, and one checkpoint waits for the whole backlog, or is aborted
 
-The backlogs are visited in the given order and back again, so that a drift of the machine is not taken for an effect of
-the backlog; on the way back only unaligned checkpoints are taken.
+Each run takes the backlogs in the given order and then in reverse, so that a drift of the machine does not look like an
+effect of the backlog; in reverse it takes only unaligned checkpoints.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from cutline.ports import EpochOutcome
+    from cutline.ports.metadata import EpochOutcome
     from cutline.runtime.handle import RunningFlow
 
-#: The consumer's pace while it works; what a batch costs besides comes on top.
+#: The consumer's pace while it works, without the fixed cost of a batch.
 CONSUMER_ROWS_PER_SECOND = 100_000
 ENTRIES_PER_READ = 4
 #: A payment takes four columns of eight bytes, and a segment has a header.
 BYTES_PER_ROW = 35
 ALIGNMENT_LIMIT_MS = 500
-#: Lets the smallest backlog finish and cuts the largest off.
+#: Long enough for the smallest backlog, too short for the largest.
 CHECKPOINT_TIMEOUT = "40s"
 WARM_UP_CHECKPOINTS = 5
 PAUSE_SECONDS = 0.1
@@ -51,7 +51,7 @@ GOAL = 1.5
 
 
 def slow_pass(hold: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Rows as they are, at the consumer's pace; none at all for as long as the file ``hold`` exists."""
+    """Pass rows unchanged, at the consumer's pace; none while the file ``hold`` exists."""
     pace = CONSUMER_ROWS_PER_SECOND
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -77,7 +77,7 @@ def build(folder: Path, hold: Path, entry_rows: int) -> Flow:
 
     @flow.operator(inputs=[fast])
     def slow(rows: DataFrame) -> DataFrame:
-        # One task: it must not hold every core while it sleeps.
+        # One task: it must not occupy every core while it sleeps.
         return rows.coalesce(1).mapInArrow(slow_pass(str(hold)), rows.schema)
 
     flow.sink(slow, Parquet(str(folder / "out")))
@@ -108,18 +108,18 @@ def fill(run: RunningFlow, hold: Path, rows: int) -> None:
     """Let the consumer run some batches, then hold it until the backlog blocks the source."""
 
     def is_full() -> bool:
-        source = run.status()["operators"]["fast"]
-        return bool(source["backlog_rows"]["slow"] >= rows and source["waiting_for_room"])
+        source = run.status().operators["fast"]
+        return bool(source.backlog_rows["slow"] >= rows and source.waiting_for_room)
 
     begun = time.monotonic()
-    wait_until(lambda: run.status()["operators"]["slow"]["batches"] >= 2)
+    wait_until(lambda: run.status().operators["slow"].batches >= 2)
     hold.touch()
     wait_until(is_full)
     print(f"{rows:,} rows wait after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
 
 def take(run: RunningFlow, mode: str) -> EpochOutcome:
-    """One checkpoint, as the history tells it afterwards: complete or aborted."""
+    """Take one checkpoint and return its record in the history: complete or aborted."""
     try:
         run.trigger_checkpoint(mode=mode)
     except CheckpointFailedError as error:
@@ -128,7 +128,7 @@ def take(run: RunningFlow, mode: str) -> EpochOutcome:
 
 
 def take_unaligned(run: RunningFlow, mode: str, rows: int) -> EpochOutcome:
-    """One that must complete without the consumer having come to its barrier, with the backlog in its record."""
+    """Take one that must complete before the consumer reaches its barrier, with the backlog in its record."""
     time.sleep(PAUSE_SECONDS)
     outcome = take(run, mode)
     if outcome.details.get("unaligned_operators") != ["slow"] or outcome.details["in_flight_rows"] < rows:
@@ -142,7 +142,7 @@ def duration_ms(outcome: EpochOutcome) -> int:
 
 @contextlib.contextmanager
 def backlogged(rows: int, entry_rows: int) -> Iterator[tuple[RunningFlow, Path]]:
-    """A new flow in which the backlog waits, and the file that holds its consumer."""
+    """Start a new flow with a waiting backlog; return it and the file that holds its consumer."""
     folder = Path(tempfile.mkdtemp(prefix="cutline-backpressure-"))
     hold = folder / "hold"
     try:
@@ -160,7 +160,7 @@ def backlogged(rows: int, entry_rows: int) -> Iterator[tuple[RunningFlow, Path]]
 
 
 def measure(sizes: list[int], repeat: int, entry_rows: int) -> list[dict[str, Any]]:
-    """Visit every backlog: there, with checkpoints of every mode, and back, with unaligned ones."""
+    """Take every backlog: first with checkpoints of every mode, then in reverse with unaligned ones."""
     unaligned: dict[int, list[EpochOutcome]] = {rows: [] for rows in sizes}
     auto: dict[int, EpochOutcome] = {}
     aligned: dict[int, EpochOutcome] = {}
@@ -176,7 +176,7 @@ def measure(sizes: list[int], repeat: int, entry_rows: int) -> list[dict[str, An
 
 def summary(rows: int, unaligned: list[EpochOutcome], auto: EpochOutcome, aligned: EpochOutcome) -> dict[str, Any]:
     durations = [duration_ms(outcome) for outcome in unaligned]
-    # Durations are whole milliseconds, and few of them: this median looks between them.
+    # Durations are few and in whole milliseconds: this median interpolates between them.
     median = round(statistics.median_grouped(durations), 2)
     return {
         "rows": rows,
@@ -187,7 +187,7 @@ def summary(rows: int, unaligned: list[EpochOutcome], auto: EpochOutcome, aligne
         "auto_ms": duration_ms(auto),
         "auto_beyond_limit_ms": duration_ms(auto) - ALIGNMENT_LIMIT_MS,
         "auto_unaligned_operators": auto.details["unaligned_operators"],
-        # Of an aborted one: the time waited in vain, which is less than it would have taken.
+        # For an aborted one: the time until the abort, which is a lower bound.
         "aligned_ms": duration_ms(aligned),
         "aligned_completed": aligned.outcome == "completed",
         "aligned_abort_reason": aligned.reason,
@@ -196,7 +196,7 @@ def summary(rows: int, unaligned: list[EpochOutcome], auto: EpochOutcome, aligne
 
 
 def largest_over_smallest(results: list[dict[str, Any]]) -> float:
-    """The unaligned median over the largest backlog as a multiple of that over the smallest."""
+    """Return the unaligned median for the largest backlog as a multiple of that for the smallest."""
     medians = [item["unaligned_median_ms"] for item in sorted(results, key=lambda item: int(item["rows"]))]
     return round(float(medians[-1]) / max(float(medians[0]), 1), 2)
 
@@ -221,7 +221,7 @@ def table(results: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[500_000, 2_000_000, 5_000_000], help="the backlogs")
-    parser.add_argument("--repeat", type=int, default=25, help="unaligned checkpoints per visit")
+    parser.add_argument("--repeat", type=int, default=25, help="unaligned checkpoints per backlog and direction")
     parser.add_argument("--entry-rows", type=int, default=20_000, help="rows per entry of the channel")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 """Trigger-to-manifest time of a flow of many operators under steady input, unaligned and aligned.
 
 The flow: two sources, a map on each, a union, then alternately keyed totals and maps in a chain, a sink at the end. The
-depth of the graph (longest way from a source) bounds an aligned checkpoint: one batch time per level.
+depth of the graph (longest path from a source) bounds an aligned checkpoint: one batch time per level.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def main() -> None:
         flow = build(arguments.operators, arguments.rate, folder)
         run = flow.start(storage=str(folder / "storage"), checkpoint_interval=0)
         # Steady means: every operator has run several batches.
-        while min(item["batches"] for item in run.status()["operators"].values()) < 5:
+        while min(item.batches for item in run.status().operators.values()) < 5:
             time.sleep(0.5)
         for mode, count in (("unaligned", arguments.unaligned), ("aligned", arguments.aligned)):
             epochs = set()
@@ -113,7 +113,7 @@ def main() -> None:
             print(file=sys.stderr)
             durations = [item.details["duration_ms"] for item in run.checkpoints(10_000) if item.epoch in epochs]
             report[f"{mode}_ms"] = percentiles(durations)
-        batch_ms = [item["batch_ms"] for item in run.status()["operators"].values()]
+        batch_ms = [item.batch_ms for item in run.status().operators.values()]
         report["batch_ms_median"] = round(statistics.median(batch_ms), 1)
         report["depth"] = depth(flow)
         report["aligned_p50_in_batch_times_per_level"] = round(

@@ -1,8 +1,8 @@
-"""What one checkpoint costs the coordinator, with 100 to 100,000 subtasks that acknowledge.
+"""The cost of one checkpoint for the coordinator, with 100 to 100,000 acknowledging subtasks.
 
-The real core and the real stores (SQLite metadata, manifest on disk, both synced), driven as the service drives them:
-after every event the next deadline is asked for, and what the core asks for is done before the next event. The
-acknowledgements are made before the clock starts; there is no Spark and no network.
+The real core and the real stores (SQLite metadata, manifest on disk, both synced), driven as in production: after every
+event the benchmark asks for the next deadline, and it performs the core's actions before the next event. It creates the
+acknowledgements before the clock starts; there is no Spark and no network.
 
 Two shapes: few large operators, and many small ones. Two ways to acknowledge: one message for all subtasks of an
 operator (what Cutline's workers send), and one for each subtask.
@@ -23,12 +23,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from cutline.coordinator.history import statistics as figures
 from cutline.coordinator.manifests import operator_cut
-from cutline.coordinator.manifests import statistics as figures
+from cutline.model.checkpoint import Manifest
+from cutline.model.cut import CutPoint, OperatorAck, SubtaskAck, Timings
 from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
 from cutline.model.layout import Layout
-from cutline.ports import EpochOutcome, Manifest, PendingRecord
-from cutline.protocol.checkpoint.coordinator import Coordinator, Settings, Topology
+from cutline.ports.metadata import EpochOutcome, PendingRecord
+from cutline.protocol.checkpoint.coordinator import Coordinator
+from cutline.protocol.checkpoint.setup import Settings, Topology
 from cutline.protocol.checkpoint.trigger import TriggerPolicy, TriggerSettings
 from cutline.protocol.history.retention import RetentionPolicy
 from cutline.protocol.messages.coordinator import (
@@ -36,19 +39,14 @@ from cutline.protocol.messages.coordinator import (
     CommitSink,
     CoordinatorAction,
     CoordinatorEvent,
-    CutPoint,
     InjectBarrier,
     ManifestStored,
-    OperatorAck,
-    OperatorAcked,
     PendingStored,
-    SinkCommitted,
     StoreManifest,
     StorePending,
-    SubtaskAck,
-    Timings,
 )
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.protocol.messages.wire import OperatorAcked, SinkCommitted
+from cutline.storage.checkpoints import LocalCheckpointStore
 from cutline.storage.metadata.sqlite import SqliteMetadata
 
 FLOW = FlowName("scale")
@@ -63,13 +61,13 @@ SHAPES: dict[str, Callable[[int], int]] = {
 
 
 class Shell:
-    """Performs what the core asks for, as the service does, on one thread."""
+    """Performs the core's actions on one thread, as in production."""
 
     def __init__(self, folder: Path, operators: dict[OperatorId, int]) -> None:
         layout = Layout(folder, FLOW)
         layout.root.mkdir(parents=True)
         self._metadata = SqliteMetadata(layout.metadata)
-        self._snapshots = LocalSnapshotStore(layout)
+        self._snapshots = LocalCheckpointStore(layout)
         self.generation = self._metadata.next_generation(Generation(1))
         names = list(operators)
         self._core = Coordinator(
@@ -151,7 +149,7 @@ class Shell:
         return ManifestStored(epoch=action.epoch, completed_ms=manifest.completed_ms)
 
     def make_room(self, epoch: Epoch) -> None:
-        """The operators' records would have made the epoch's folder before."""
+        """In production the operators' records have already created the epoch's folder."""
         self._folder(epoch).mkdir(parents=True, exist_ok=True)
 
     def _folder(self, epoch: Epoch) -> Path:
@@ -165,7 +163,7 @@ def _now_ms() -> int:
 def acknowledgements(
     operators: dict[OperatorId, int], epoch: Epoch, generation: Generation, *, batched: bool
 ) -> list[OperatorAcked]:
-    """Subtask by subtask in turn over the operators, as they would come in."""
+    """Alternate between the operators, subtask by subtask, as the messages would arrive."""
     events = []
     for name, count in operators.items():
         parts = tuple(
@@ -225,7 +223,7 @@ def measure(subtasks: int, operators: int, *, batched: bool, checkpoints: int) -
         "cpu_ms": round(statistics.median(cpu_seconds) * 1_000, 2),
         "tally_ms": round(statistics.median(ack_seconds) * 1_000, 2),
         "subtasks_per_s": round(subtasks / median),
-        #: Of the messages before the last one, which also stores the manifest.
+        #: Without the last message, which also stores the manifest.
         "acks_per_s": round((messages - 1) / statistics.median(ack_seconds)),
     }
 
@@ -237,7 +235,7 @@ def run(decades: list[int], checkpoints: int) -> dict[str, Any]:
             rows: list[dict[str, Any]] = []
             for subtasks in decades:
                 row = measure(subtasks, operators_of(subtasks), batched=batched, checkpoints=checkpoints)
-                # By CPU time: on the wall clock, waiting for the disk hides how small checkpoints grow.
+                # By CPU time: with wall-clock time, disk waits would hide the growth of small checkpoints.
                 row["growth"] = round(row["cpu_ms"] / rows[-1]["cpu_ms"], 2) if rows else None
                 rows.append(row)
                 print(f"{shape}, {way}: {row}", file=sys.stderr)
@@ -255,7 +253,7 @@ def run(decades: list[int], checkpoints: int) -> dict[str, Any]:
         "series": series,
         "slowest_ms_at_10000": max(at_goal, default=None),
         "is_fast_enough": all(ms <= GOAL_SECONDS * 1_000 for ms in at_goal),
-        #: 1: as many times longer as there are more subtasks.
+        #: 1: time grows in proportion to the subtasks.
         "worst_growth_over_linear": round(max(growths, default=0.0), 2),
     }
 
@@ -279,7 +277,7 @@ def table(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subtasks", type=int, nargs="+", default=list(DECADES))
-    parser.add_argument("--checkpoints", type=int, default=5, help="of each size; the median counts")
+    parser.add_argument("--checkpoints", type=int, default=5, help="checkpoints of each size; the median counts")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of tables")
     arguments = parser.parse_args()
     result = run(arguments.subtasks, arguments.checkpoints)

@@ -1,19 +1,19 @@
-"""What a checkpoint of large state costs when little of it has changed.
+"""The cost of a checkpoint of large state when little of it has changed.
 
-The flow: a source that reads files, and one stateful operator (a count and a sum per key). All keys are loaded and
-rounds follow: a file with a random share of the keys, each once; a batch; a checkpoint; its copy in the remote tier.
+The flow: a source that reads files, and one stateful operator (a count and a sum per key). After loading all keys
+the benchmark runs rounds: a file with a random share of the keys, each once; a batch; a checkpoint; its upload.
 
-changed      changed keys × 42 bytes: what Spark keeps of a key here, encoded. A row of one long takes 16 bytes, one of
-             two longs 24, and each has a version byte in front. Spark's changelog writes 9 bytes more per key (type,
-             lengths) and a header per file, then compresses it all; "raw" is its size before, read from its blocks.
+changed      changed keys × 42 bytes: the encoded size of a key in Spark here. A row of one long takes 16 bytes, one of
+             two longs 24, and each begins with a version byte. Spark's changelog writes 9 more bytes per key (type,
+             lengths) and a header per file, then compresses all; "raw" is its size before, read from its blocks.
 new          bytes of state files that the local disk did not have before this checkpoint (manifest, ``new_bytes``)
 full         bytes of all state files that the checkpoint needs (``size_bytes``): a copy of everything
-pause        finding and pinning the files (``sync_ms``)
+pause        finding and holding the files (``sync_ms``)
 local        from the trigger to the manifest (``duration_ms``)
 remote       from the trigger until the checkpoint is in the remote tier
 
 Spark folds changelogs into a new snapshot (zip and SST files; the heap backend: a snapshot file) after ten versions,
-on a thread of its own. How often that thread looks is set to a few seconds, so that short runs have such rounds too.
+on a separate thread. The interval of that thread is set to a few seconds, so that short runs have such rounds too.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from cutline import Flow
 from cutline.model.ids import Epoch, FlowName, OperatorId
 from cutline.model.layout import Layout
 from cutline.sinks import Parquet
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 
 if TYPE_CHECKING:
     import numpy as np
     from pyspark.sql import DataFrame, SparkSession
 
-    from cutline.ports import OperatorRecord
+    from cutline.model.checkpoint import OperatorRecord
     from cutline.runtime.handle import RunningFlow
 
 FLOW, STATEFUL = FlowName("incremental"), OperatorId("totals")
 BACKENDS = ("rocksdb-changelog", "rocksdb", "heap")
 LARGE_KEYS = 4_000_000
 LOAD_ROWS = 250_000
-#: Encoded key and value: 8 bytes of null bits and 8 per column, and a version byte each.
+#: Encoded key and value: 8 bytes of null bits, 8 per column, and a version byte each.
 KEY_VALUE_BYTES = (1 + 8 + 8) + (1 + 8 + 16)
 MAINTENANCE = "5s"
 WARM_UP_LIMIT = 30
@@ -77,7 +77,7 @@ def build(folder: Path) -> Flow:
 
 
 def write_rows(folder: Path, number: int, keys: np.ndarray, rng: np.random.Generator) -> None:
-    """One input file; readers see it whole."""
+    """Write one input file, which readers see whole."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -87,7 +87,7 @@ def write_rows(folder: Path, number: int, keys: np.ndarray, rng: np.random.Gener
 
 
 def raw_changelog_bytes(path: Path) -> int:
-    """How long a changelog was before Spark compressed it: its lz4 blocks say so."""
+    """Return the size of a changelog before compression, as its lz4 blocks record it."""
     data, position, size = path.read_bytes(), 0, 0
     while position < len(data):
         magic, _, packed, original, _ = _LZ4_HEAD.unpack_from(data, position)
@@ -99,7 +99,7 @@ def raw_changelog_bytes(path: Path) -> int:
 
 
 class Case:
-    """One flow of so many keys on one state backend."""
+    """One flow with a number of keys on one state backend."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path, remote: str, options: dict[str, str]) -> None:
         import numpy as np
@@ -136,7 +136,7 @@ class Case:
         self._wait_processed()
         load = self._checkpoint(self._keys)
         print(f"{self._keys:,} keys loaded after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
-        # The first snapshot holds everything, whoever takes it: what comes after it is the steady state.
+        # The first snapshot holds everything in any case: the steady state begins after it.
         warm = 0
         while warm < 3 or (warm < WARM_UP_LIMIT and not self._has_snapshot()):
             self._round()
@@ -151,12 +151,12 @@ class Case:
         self._rows += len(keys)
 
     def _wait_processed(self, seconds: float = 300) -> None:
-        """Every key is one row of output, so the operator's rows tell how far it is."""
+        """Every key is one row of output, so the operator's row count shows its progress."""
         deadline = time.monotonic() + seconds
-        while (rows := self._run.status()["operators"][STATEFUL]["rows"]) < self._rows:
+        while (rows := self._run.status().operators[STATEFUL].rows) < self._rows:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{rows} of {self._rows} rows")
-            self._run.await_termination(timeout=0.01)  # raises what ended the flow, if it has
+            self._run.await_termination(timeout=0.01)  # raises the error that ended the flow, if any
 
     def _round(self) -> dict[str, Any]:
         self._feed(self._rng.choice(self._keys, self._changed, replace=False))
@@ -191,15 +191,15 @@ class Case:
         }
 
     def _record(self, epoch: int) -> OperatorRecord:
-        store = LocalSnapshotStore.reading(self._layout)
-        return store.load_record(store.load_manifest(Epoch(epoch)), STATEFUL)
+        store = LocalStore.reading(self._layout)
+        return store.checkpoints.load_record(store.checkpoints.load_manifest(Epoch(epoch)), STATEFUL)
 
     def _has_snapshot(self) -> bool:
         return any(name.endswith(_SNAPSHOT_SUFFIXES) for name in self._seen)
 
     def _sent_bytes(self) -> int:
-        view = self._run.status()["remote"]
-        return int(view["sent_bytes"]) if view else 0
+        remote = self._run.status().remote
+        return remote.sent_bytes if remote is not None else 0
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -316,7 +316,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--large", action="store_true", help=f"also {LARGE_KEYS:,} keys")
     parser.add_argument("--share", type=float, default=0.01, help="share of the keys that changes per epoch")
-    parser.add_argument("--epochs", type=int, default=40, help="checkpoints that are measured")
+    parser.add_argument("--epochs", type=int, default=40, help="measured checkpoints")
     parser.add_argument("--backend", choices=BACKENDS, nargs="+", default=["rocksdb-changelog"])
     parser.add_argument("--remote", choices=("none", "folder", "s3"), default="folder")
     parser.add_argument("--s3", action="store_const", const="s3", dest="remote", help="a real S3 server on loopback")

@@ -1,10 +1,10 @@
-"""What Cutline costs: the demo pipeline's rows per second as plain chained Spark queries, on Cutline, with checkpoints.
+"""The cost of Cutline: the demo pipeline in rows per second, as plain chained Spark queries and on Cutline.
 
 (a) plain: four Spark queries chained through Spark's own Parquet file sink and source
-(b) cutline: the same pipeline on Cutline, checkpoints off
+(b) cutline: the same pipeline on Cutline, without checkpoints
 (c) cutline-1s: the same with a checkpoint every second
 
-Each variant runs in a process of its own, in turn, several times; figures are ratios of medians within one run.
+Each variant runs several times, alternately, in its own process; figures are ratios of medians within one run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 VARIANTS = ("plain", "cutline", "cutline-1s")
-#: Rates are taken from here to the end, so that start-up is in none of them.
+#: Rates are measured from here to the end, so that they exclude start-up.
 WARM_SHARE = 0.3
 
 
@@ -92,11 +92,11 @@ def run_cutline(arguments: argparse.Namespace, folder: Path, interval: str) -> f
     run = flow.start(storage=str(folder / "storage"), checkpoint_interval=interval)
 
     def done() -> int:
-        item = run.status()["operators"]["payments"]
-        return int(item["rows"] - item["backlog_rows"]["totals"])
+        item = run.status().operators["payments"]
+        return item.rows - item.backlog_rows["totals"]
 
     rate = measure(arguments.rows, done)
-    print({name: item["batches"] for name, item in run.status()["operators"].items()}, file=sys.stderr)
+    print({name: item.batches for name, item in run.status().operators.items()}, file=sys.stderr)
     run.stop()
     return rate
 
@@ -108,7 +108,7 @@ def run_plain(arguments: argparse.Namespace, folder: Path) -> float:
     from cutline.spark.session import open_session, query_session
 
     root = open_session("plain", None)
-    # The same settings as Cutline gives its queries, so that only the plumbing differs.
+    # The settings that Cutline gives its queries, so that only the connection between queries differs.
     spark = query_session(root, state_backend="rocksdb-changelog", subtasks=2)
     spark.dataSource.register(GeneratorSource)
     cards_rows = int(arguments.rows * 0.7)
@@ -171,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=6_000_000)
     parser.add_argument("--keys", type=int, default=100_000)
-    parser.add_argument("--batch", type=int, default=200_000, help="most rows per batch of a source")
+    parser.add_argument("--batch", type=int, default=200_000, help="maximum rows per batch of a source")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

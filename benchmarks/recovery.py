@@ -1,14 +1,14 @@
-"""How long a flow is away when its process is killed: from ``kill -9`` to the first newly published row.
+"""How long a flow is down when its process is killed: from ``kill -9`` to the first newly published row.
 
 plain     Spark restarts one query with its own checkpoint (``foreachBatch``, Parquet)
 resume    Cutline, the same query as a flow of one operator; storage as it was left
-local     the live Spark directories are gone; it goes back to the newest checkpoint on this host
-remote    the whole storage is gone; it comes back from the remote tier
+local     the live Spark directories are missing; the flow is restored to the newest checkpoint on this host
+remote    the whole storage is missing; the flow is restored from the remote tier
 
 All have a count and a sum per key, the same session settings and the same input files. Each kill comes a moment after a
-file with changed keys, so a batch is under way, and one more file waits for the process that comes back. Two times are
-taken, both from the kill on: until rows are visible that were not before, and until the row of that last file is.
-A kill hits the whole group (Python, JVM, workers), and the next process is started at once.
+file with changed keys, so a batch is running, and one more file waits for the next process. The benchmark takes two
+times, both from the kill on: until new rows are visible, and until the row of that last file is visible.
+A kill hits the whole group (Python, JVM, workers), and the next process starts immediately.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SCENARIOS = {"plain": ("plain",), "cutline": ("resume", "local", "remote")}
 GOALS = {"resume": 1.0, "local": 1.5}
 LOAD_ROWS = 250_000
 SUBTASKS = 2
-#: The kill comes so long after a file with changes.
+#: Time between a file with changes and the kill.
 BATCH_BEGUN_SECONDS = 0.3
 LOOK_SECONDS = 0.02
-PATIENCE_SECONDS = 240.0
-#: Short, so that there is a snapshot of RocksDB to come back from, and changelogs after it.
+DEADLINE_SECONDS = 240.0
+#: Short, so that there is a RocksDB snapshot to restore, and changelogs after it.
 MAINTENANCE = {"spark.sql.streaming.stateStore.maintenanceInterval": "5s"}
 
 
@@ -61,7 +61,7 @@ def totals_of(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def work(kind: str, folder: Path, remote: str, options: dict[str, str], interval: str) -> None:
-    """One life; says in ``steps`` when it has come how far."""
+    """One process; records the time of each step in ``steps``."""
     steps = folder / "steps"
 
     def reached(step: str, **more: Any) -> None:
@@ -114,8 +114,8 @@ def work_cutline(
 
     flow.sink(totals, Parquet(str(folder / "out")), output_mode="update")
     run = flow.start(spark=spark, storage=str(folder / "storage"), checkpoint_interval=interval, **remote)
-    reached("started", path=run.status()["recovery"]["path"])
-    while run.status()["operators"]["totals"]["batches"] == 0:
+    reached("started", path=run.status().recovery.path)
+    while run.status().operators["totals"].batches == 0:
         time.sleep(LOOK_SECONDS)
     reached("batch")
     run.await_termination()
@@ -125,7 +125,7 @@ def work_cutline(
 
 
 class Subject:
-    """One kind of process, its files, and what the world sees of it."""
+    """One kind of process, its files, and its visible output."""
 
     def __init__(self, kind: str, folder: Path, remote: str, options: dict[str, str], interval: str) -> None:
         import numpy as np
@@ -143,7 +143,7 @@ class Subject:
         self._process: subprocess.Popen[bytes] | None = None
 
     def load(self, keys: int, changes: int) -> None:
-        """Everything that is known when the first kill comes: all keys, and some changes to them."""
+        """Write the input before the first kill: all keys, and some changes to them."""
         import numpy as np
 
         self.start()
@@ -172,7 +172,7 @@ class Subject:
         self._feed(self._rng.choice(keys, max(keys // 100, 1), replace=False))
 
     def settle(self) -> None:
-        """Until the row of a new file is visible, and the remote tier has all that is."""
+        """Wait until the row of a new file is visible and the remote tier is up to date."""
         marker = self._mark()
         self._wait(lambda: marker in self._new_keys())
         if self._kind == "cutline":
@@ -186,7 +186,7 @@ class Subject:
         return False
 
     def come_back(self, scenario: str) -> dict[str, Any]:
-        """Kill it, take away what the scenario says, start it; how long until it publishes."""
+        """Kill it, remove what the scenario says, start it; return how long until it publishes."""
         self._new_keys()
         killed = time.time()
         self.kill()
@@ -211,14 +211,14 @@ class Subject:
             "first_s": round(first - killed, 2),
             "last_s": round(time.time() - killed, 2),
             "spawned_s": round(spawned - killed, 2),
-            # The start of the session is Spark's own and the same for all: what is left is the better comparison.
+            # The start of the session is Spark's own and the same for all: the rest compares better.
             "after_session_s": round(first - steps["session"]["at"], 2),
             "load": os.getloadavg()[0],
             **{f"{name}_s": round(step["at"] - killed, 2) for name, step in steps.items()},
         }
 
     def _lose(self, scenario: str) -> None:
-        # Renamed at once, deleted later: how long it takes to lose something is not the question.
+        # Renamed now, deleted later: the time of the deletion must not count.
         lost = {"local": self._layout.root / "spark", "remote": self._folder / "storage"}.get(scenario)
         if lost is not None:
             lost.rename(self._folder / f"lost-{self._files}")
@@ -240,7 +240,7 @@ class Subject:
         self._files += 1
 
     def _new_keys(self) -> set[int]:
-        """Keys in published files that were not there when this was last asked."""
+        """Return the keys in published files that are new since the last call."""
         import pyarrow.parquet as pq
 
         keys: set[int] = set()
@@ -254,7 +254,7 @@ class Subject:
         return [json.loads(line) for line in (self._folder / "steps").read_text().splitlines()]
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while not condition():
             if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError((self._folder / "log").read_text(errors="replace")[-3000:])
@@ -262,7 +262,7 @@ class Subject:
 
 
 def published_files(folder: Path) -> list[Path]:
-    """Names with an underscore or a dot in front are of whoever writes, and may be gone while one looks."""
+    """Skip names that begin with an underscore or a dot: they belong to a writer and may disappear."""
     found: list[Path] = []
     for path in folder.iterdir() if folder.exists() else ():
         if not path.name.startswith(("_", ".")):
@@ -279,7 +279,7 @@ def measure(arguments: argparse.Namespace, folder: Path, remote: str, options: d
             subject.load(arguments.keys, arguments.changes)
             print(f"{kind}: loaded after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
         for _ in range(arguments.repeat):
-            # In turn, so that a drift of the machine meets all of them; one process at a time.
+            # Alternately, so that a drift of the machine affects all of them; one process at a time.
             for kind, subject in subjects.items():
                 subject.start()
                 for scenario in SCENARIOS[kind]:
@@ -296,7 +296,7 @@ def measure(arguments: argparse.Namespace, folder: Path, remote: str, options: d
 
 
 def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians over the rounds, and against plain Spark."""
+    """Return medians over the rounds, and ratios to plain Spark."""
     names = ("first_s", "after_session_s", "last_s", "python_s", "session_s", "started_s", "batch_s")
     rows = []
     for scenario in (name for names_of_kind in SCENARIOS.values() for name in names_of_kind):
@@ -332,10 +332,10 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--changes", type=int, default=8, help="files with 1 %% of the keys each before the first kill")
     parser.add_argument("--repeat", type=int, default=2, help="rounds of kills")
-    parser.add_argument("--interval", default="1s", help="between Cutline's checkpoints, which publish")
+    parser.add_argument("--interval", default="1s", help="time between Cutline's checkpoints, which publish")
     parser.add_argument("--s3", action="store_true", help="the remote tier is a real S3 server on loopback")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--keep", action="store_true", help="leave the folder with the logs there")
+    parser.add_argument("--keep", action="store_true", help="keep the folder with the logs")
     parser.add_argument("--worker", choices=tuple(SCENARIOS), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--remote-url", help=argparse.SUPPRESS)
@@ -345,7 +345,7 @@ def main() -> None:
     if arguments.worker:
         work(arguments.worker, arguments.folder, arguments.remote_url, arguments.remote_options, arguments.interval)
         return
-    # Whoever ends this process ends its workers too.
+    # The end of this process also ends its workers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = Path(tempfile.mkdtemp(prefix="cutline-recovery-"))
     server = None

@@ -1,11 +1,11 @@
-"""Rows per second into each sink, against the fastest plain way to write the very same rows to the same place.
+"""Rows per second into each sink, compared with the fastest plain way to write the same rows to the same place.
 
-The sink's figure holds all that it does for an epoch: the executors stage the rows (the path that a flow takes), the
-epoch is prepared, and committed. The plain way gets its rows from the same Spark session, with as many tasks, and makes
-one transaction for an epoch (COPY by the executors: one for each task). What each has written is counted afterwards.
+The sink's figure includes everything it does for an epoch: the executors stage the rows as in a flow, then the epoch is
+prepared and committed. The plain way gets its rows from the same Spark session, with as many tasks, and uses one
+transaction per epoch (COPY by the executors: one per task). The benchmark counts the written rows afterwards.
 
-Parquet files and Delta tables are synced by the sink and not by the plain way; "synced" is the plain way with that. To
-PostgreSQL the plain way sends CSV, which pyarrow makes; "binary" is the plain way with the sink's own conversion.
+The sink syncs Parquet files and Delta tables, the plain way does not; "synced" is the plain way with syncs. The plain
+way sends pyarrow's CSV to PostgreSQL; "binary" is the plain way with the sink's own conversion.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING, Any
 from cutline.base.durable import fsync_dir, fsync_file
 from cutline.connectors.staging_folder import values_of
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
-from cutline.ports import Sink, SinkContext, StagedBatch, StageJob
+from cutline.model.staging import StagedBatch
+from cutline.ports.engine import StageJob
+from cutline.ports.sinks import Sink, SinkContext
 from cutline.protocol.publish.commit import CommitPermit
 from cutline.sinks import Delta, JetStream, Parquet, Postgres, SQLite
-from cutline.spark.engine import SparkBatch
+from cutline.spark.batch import SparkBatch
 from cutline.spark.query_plan import schema_message
 from cutline.spark.session import open_session
 from cutline.testing.servers.nats import NatsServer
@@ -44,18 +46,18 @@ if TYPE_CHECKING:
 FLOW, OPERATOR, SINK = FlowName("bench"), OperatorId("payments"), SinkId("payments")
 COLUMNS = ("id", "merchant", "cents", "at", "note")
 DDL = "id bigint {key}, merchant text, cents bigint, at timestamptz, note text"
-#: Every message is synced by itself when it is published the plain way, so that fewer are enough.
+#: The plain way syncs every message separately, so fewer are enough.
 JETSTREAM_SHARE = 20
 PARTS = ("stage_s", "prepare_s", "commit_s")
 
 #: Writes the rows of one epoch.
 Write = Callable[["DataFrame", int], None]
-#: How many rows a place holds, and the sum of their cents.
+#: The number of rows in a place, and the sum of their cents.
 Count = tuple[int, int]
 
 
 def payments(spark: SparkSession, rows: int, epoch: int, *, is_upsert: bool) -> DataFrame:
-    """An epoch's rows. With upserts one half replaces rows of the epoch before, the other half is new."""
+    """Return an epoch's rows. With upserts one half replaces rows of the previous epoch, the other half is new."""
     from pyspark.sql import functions as F
 
     start = epoch * (rows // 2 if is_upsert else rows)
@@ -70,7 +72,7 @@ def payments(spark: SparkSession, rows: int, epoch: int, *, is_upsert: bool) -> 
 
 
 class Published:
-    """Drives a sink the way a flow does, without checkpoints in between."""
+    """Drives a sink as a flow does, without checkpoints in between."""
 
     def __init__(self, sink: Sink, frame: DataFrame) -> None:
         self._sink = sink
@@ -201,7 +203,7 @@ class DeltaUpsertCase(DeltaCase):
 
 
 def sync(folder: Path, since: float = 0.0) -> None:
-    """Make all files in it durable that were written since then, and the folders."""
+    """Sync all files in it that were written since then, and the folders."""
     folders = {folder, folder.parent}
     for path in folder.rglob("*"):
         if path.is_file() and path.stat().st_mtime >= since - 1:
@@ -223,7 +225,7 @@ def count_files(files: list[str]) -> Count:
 
 
 class PostgresCase:
-    """A PostgreSQL table; the executors COPY straight into it."""
+    """A PostgreSQL table; the executors COPY directly into it."""
 
     name, is_upsert, share = "postgres", False, 1
     ways = ("plain", "binary", "sink")
@@ -282,7 +284,7 @@ class PostgresUpsertCase(PostgresCase):
 
 
 class PostgresForGoodCase(PostgresUpsertCase):
-    """The same, and the sink keeps nothing that a rewind would need, as the plain way does not."""
+    """The same, with a sink that keeps nothing for a rewind, like the plain way."""
 
     name = "postgres-upsert-for-good"
 
@@ -297,7 +299,7 @@ def copy_into(table: str) -> str:
 def copying(
     dsn: str, statements: Sequence[str], form: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for ``mapInArrow``: all statements in one transaction."""
+    """Return the function for ``mapInArrow``: all statements in one transaction."""
 
     def lines(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
         import pyarrow as pa
@@ -439,7 +441,7 @@ class JetStreamCase:
 
 
 class Servers:
-    """Those that are needed, started when they are."""
+    """The servers, each started on first use."""
 
     def __init__(self) -> None:
         self._postgres: PostgresServer | None = None
@@ -451,7 +453,7 @@ class Servers:
 
             self._postgres = PostgresServer()
             self._postgres.start()
-            # That of the tests does not sync. From here on it does what PostgreSQL does by itself.
+            # The tests' server does not sync. From here on it syncs, as PostgreSQL does by default.
             with psycopg.connect(self._postgres.dsn(), autocommit=True) as connection:
                 connection.execute("ALTER SYSTEM SET fsync = on")
                 connection.execute("ALTER SYSTEM SET shared_buffers = '128MB'")
@@ -491,7 +493,7 @@ CASES: dict[str, Any] = {
 
 
 def measure(case: Any, way: str, spark: SparkSession, rows: int, epochs: int) -> dict[str, Any]:
-    """Rows per second of one way into a new place. Its first epoch is not counted: tables and connections are new."""
+    """Return rows per second of one way into a new place. The first epoch, with new tables, is not counted."""
     folder = Path(tempfile.mkdtemp(prefix="cutline-sinks-"))
     try:
         place = case(folder, SERVERS)
@@ -500,7 +502,7 @@ def measure(case: Any, way: str, spark: SparkSession, rows: int, epochs: int) ->
         write: Write = published.write if published is not None else place.plain(way)
         write(frames[0], 0)
         before = dict(published.spent) if published is not None else {}
-        os.sync()  # what others have left for the disk to do is not counted
+        os.sync()  # pending writes of others are not counted
         begun = time.monotonic()
         for epoch in range(1, epochs + 1):
             write(frames[epoch], epoch)
@@ -512,7 +514,7 @@ def measure(case: Any, way: str, spark: SparkSession, rows: int, epochs: int) ->
 
 
 def run(case: Any, spark: SparkSession, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All ways in turn, there and back."""
+    """Run all ways alternately, forward and in reverse."""
     rows = max(arguments.rows // case.share, 2)
     rounds: dict[str, list[dict[str, Any]]] = {way: [] for way in case.ways}
     for number in range(arguments.repeat + 1):
@@ -540,7 +542,7 @@ def run(case: Any, spark: SparkSession, arguments: argparse.Namespace) -> dict[s
 
 
 def rows_alone(spark: SparkSession, rows: int) -> int:
-    """Rows per second when nobody writes them: what all ways have in common."""
+    """Return rows per second without any writer: the part that all ways share."""
     frame = payments(spark, rows, 1, is_upsert=False)
     begun = time.monotonic()
     frame.write.format("noop").mode("overwrite").save()
@@ -553,7 +555,7 @@ SERVERS = Servers()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--rows", type=int, default=200_000, help=f"of an epoch (jetstream: 1/{JETSTREAM_SHARE} of them)"
+        "--rows", type=int, default=200_000, help=f"rows of an epoch (jetstream: 1/{JETSTREAM_SHARE} of them)"
     )
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--repeat", type=int, default=3)

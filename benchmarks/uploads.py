@@ -1,7 +1,7 @@
-"""How fast blobs get into a remote tier: by threads of the driver, and by Spark's executors in jobs of their own.
+"""How fast blobs are uploaded to a remote tier: by threads of the driver, and by Spark's executors in their own jobs.
 
-Both carry the same files with the same code, in turn, to a folder and to a real S3 server on loopback. Beside the rate
-stands the processor time that it takes in the driver's own process, where the queries' batches are handled too.
+Both transfer the same files with the same code, alternately, to a folder and to a real S3 server on loopback. Besides
+the rate, the benchmark reports the CPU time of the driver's own process, which also handles the queries' batches.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from typing import Any
 
 from cutline.model.layout import Layout
 from cutline.objects import open_store
-from cutline.ports import ObjectStore
+from cutline.ports.objects import ObjectStore
 from cutline.spark.executor_jobs import SparkExecutors
 from cutline.spark.session import open_session
-from cutline.tiers.executor_transfer import PARALLELISM, Carrier, ExecutorCarrier, ThreadCarrier
-from cutline.tiers.transfer import FETCH, SEND, File
+from cutline.tiers.driver_transfer import PARALLELISM, DriverTransfer, Transfer
+from cutline.tiers.executor_transfer import ExecutorTransfer
+from cutline.tiers.transfer import DOWNLOAD, UPLOAD, File
 
 MB = 1 << 20
 Opening = Callable[[], ObjectStore]
 
 
 def content(kind: str, size_bytes: int, seed: int) -> bytes:
-    """Noise, or lines that zstd packs to about a fifth."""
+    """Return noise, or lines that zstd compresses to about a fifth."""
     chance = random.Random(seed)
     if kind == "noise":
         return chance.randbytes(size_bytes)
@@ -54,15 +55,15 @@ def make_blobs(root: Path, kind: str, size_mb: int, blob_mb: int) -> list[File]:
     return files
 
 
-def measure(carrier: Carrier, files: list[File], root: Path) -> dict[str, float]:
-    """Send all, then fetch all; the caller gives a new place each time."""
+def measure(carrier: Transfer, files: list[File], root: Path) -> dict[str, float]:
+    """Upload all, then download all; the caller gives a new place each time."""
     figures: dict[str, float] = {}
     size_mb = sum(file.size_bytes for file in files) / MB
-    for name, errand in (("send", SEND), ("fetch", FETCH)):
-        if errand is FETCH:
+    for name, errand in (("send", UPLOAD), ("fetch", DOWNLOAD)):
+        if errand is DOWNLOAD:
             shutil.rmtree(root / "blobs")
         begun, cpu = time.monotonic(), time.process_time()
-        carrier.carry(errand, files, lambda *_: None)
+        carrier.run(errand, files, lambda *_: None)
         figures[f"{name}_mb_per_s"] = round(size_mb / (time.monotonic() - begun), 1)
         figures[f"{name}_driver_cpu_s"] = round(time.process_time() - cpu, 2)
     return figures
@@ -81,8 +82,8 @@ def run(arguments: argparse.Namespace, executors: SparkExecutors, fresh: Callabl
                 try:
                     files = make_blobs(root, kind, size_mb, arguments.blob)
                     opening = fresh()
-                    driver = ThreadCarrier(opening(), root, PARALLELISM)
-                    other = ExecutorCarrier(executors, opening, layout, driver, least_bytes=1)
+                    driver = DriverTransfer(opening(), root, PARALLELISM)
+                    other = ExecutorTransfer(executors, opening, layout, driver, least_bytes=1)
                     by[who].append(measure(driver if who == "driver" else other, files, root))
                 finally:
                     shutil.rmtree(root.parent)
@@ -95,8 +96,8 @@ def run(arguments: argparse.Namespace, executors: SparkExecutors, fresh: Callabl
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    head = ["store", "content", "MB", "send: driver", "executors", "ratio", "driver's CPU s", "with executors"]
-    head += ["fetch: driver", "executors", "ratio"]
+    head = ["store", "content", "MB", "upload: driver", "executors", "ratio", "driver's CPU s", "with executors"]
+    head += ["download: driver", "executors", "ratio"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for item in results:
         one, two = item["driver"], item["executors"]
@@ -110,7 +111,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 512], help="MB in all")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 512], help="MB in total")
     parser.add_argument("--blob", type=int, default=16, help="MB per blob")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stores", choices=("folder", "s3"), nargs="+", default=["folder", "s3"])
@@ -133,7 +134,7 @@ def main() -> None:
 
         def fresh_bucket() -> Opening:
             bucket = open_store(server.url, server.options)
-            bucket.delete([info.path for info in bucket.walk()])  # each round finds an empty one
+            bucket.delete([info.path for info in bucket.walk()])  # each round starts with an empty bucket
             return partial(open_store, server.fresh_url(), server.options)
 
         fresh = {"folder": fresh_folder, "s3": fresh_bucket}

@@ -1,9 +1,9 @@
-"""Delta tables whose rows replace others: the balance of each account, and the price list of each day.
+"""Delta tables with replaced rows: the balance of each account, and the price list of each day.
 
     cutline run examples/delta_modes.py --until-done     # or: python examples/delta_modes.py
 
-Put more files into bookings/ and prices/ and run it again: a balance is one row, however often it changes, and a new
-list for a day replaces the old one. INPUT_DIR and OUTPUT_DIR name other folders.
+Put more files into bookings/ and prices/ and run it again: each account keeps one row, and a new list for a day
+replaces the old one. INPUT_DIR and OUTPUT_DIR select other folders.
 """
 
 import json
@@ -27,13 +27,13 @@ def build(input_dir: Path, output_dir: Path) -> Flow:
     def balances(bookings: DataFrame) -> DataFrame:
         return bookings.groupBy("account").agg(F.count("*").alias("bookings"), F.sum("cents").alias("cents"))
 
-    # Every file is the whole list of one day. One file per batch, so a batch brings a day whole.
+    # Every file is the complete list of one day. With one file per batch, a batch contains a complete day.
     @flow.operator()
     def prices(spark: SparkSession) -> DataFrame:
         read = spark.readStream.schema("day date, article string, cents long").option("maxFilesPerTrigger", 1)
         return read.json(str(input_dir / "prices"))
 
-    # Update: each batch brings the accounts that have changed, and their rows are replaced.
+    # Update: each batch contains the changed accounts, and the sink replaces their rows.
     by_account = sinks.Delta(output_dir / "balances", mode="upsert", key=["account"])
     flow.sink(balances, by_account, output_mode="update", name="balances")
     by_day = sinks.Delta(output_dir / "prices", mode="overwrite_partitions", partition_by=["day"])
@@ -42,7 +42,7 @@ def build(input_dir: Path, output_dir: Path) -> Flow:
 
 
 def write_samples(input_dir: Path) -> None:
-    """A few rows to begin with, unless there are files already."""
+    """Write a few rows, unless there are files already."""
     bookings = [{"account": f"a{number % 5}", "cents": 100 - 7 * number} for number in range(40)]
     prices = [{"day": "2026-03-01", "article": article, "cents": 100} for article in ("bread", "milk")]
     for name, rows in (("bookings", bookings), ("prices", prices)):
@@ -61,4 +61,4 @@ if __name__ == "__main__":
     run = flow.start()
     run.process_all_available()
     run.stop()
-    print(f"published up to epoch {run.status()['sinks']['balances']['published_epoch']}: {OUTPUT}")
+    print(f"published up to epoch {run.status().sinks['balances'].published_epoch}: {OUTPUT}")

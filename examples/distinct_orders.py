@@ -1,10 +1,10 @@
-"""Orders from a producer that sends again when it is in doubt: each goes into the table once.
+"""Orders from a producer that retries: each order is published once.
 
     cutline run examples/distinct_orders.py --until-done     # or: python examples/distinct_orders.py
 
-An order that is sent again has the same id, within ten minutes. Which ids there were is state: it comes back with the
-checkpoint, so an order that was sent before a crash and again after it is dropped too.
-INPUT_DIR and OUTPUT_DIR name other folders than those below ./cutline-data/examples/distinct_orders.
+A retried order has the same id, within ten minutes. The ids seen so far are state: a restore restores them with the
+checkpoint, so an order that was sent before a crash and again after it is removed too.
+INPUT_DIR and OUTPUT_DIR select other folders than those below ./cutline-data/examples/distinct_orders.
 """
 
 import json
@@ -48,4 +48,4 @@ if __name__ == "__main__":
     run = flow.start()
     run.process_all_available()
     run.stop()
-    print(f"published up to epoch {run.status()['sinks']['orders']['published_epoch']}: {OUTPUT}")
+    print(f"published up to epoch {run.status().sinks['orders'].published_epoch}: {OUTPUT}")

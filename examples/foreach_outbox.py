@@ -1,9 +1,9 @@
-"""A function of one's own as a sink: each checkpoint's messages go to an outbox, under a key that never changes.
+"""Your own function as a sink: each checkpoint's messages go to an outbox, under a key that never changes.
 
     cutline run examples/foreach_outbox.py --until-done     # or: python examples/foreach_outbox.py
 
-The outbox stands for any receiver that remembers idempotency keys (most payment and mail services do). A call may be
-repeated after a crash; the outbox then finds the key and keeps one message. INPUT_DIR, OUTPUT_DIR: other folders.
+The outbox represents any receiver that remembers idempotency keys (most payment and mail services do). A crash may
+repeat a call; the outbox then finds the key and keeps one message. INPUT_DIR and OUTPUT_DIR select other folders.
 """
 
 import json
@@ -18,13 +18,13 @@ from cutline import Flow, sinks
 
 
 class Outbox:
-    """Takes each key once."""
+    """Accepts each key once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, rows: Iterator[pa.RecordBatch], epoch: int, idempotency_key: str) -> None:
-        """Raising makes Cutline call again later, with the same rows and the same key."""
+        """If this raises, Cutline calls it again later, with the same rows and the same key."""
         target = self.folder / f"{idempotency_key.replace('/', '_')}.json"
         if target.exists():
             return
@@ -43,7 +43,7 @@ def build(input_dir: Path, output_dir: Path) -> Flow:
         return spark.readStream.schema("to string, text string").json(str(input_dir))
 
     sink = sinks.Foreach(Outbox(output_dir / "sent"), staging=output_dir / "staging")
-    # What is sent is sent: a flow that goes back sends again what it does again.
+    # A sent message cannot be rewound: after a restore, repeated work is sent again.
     flow.sink(messages, sink, name="outbox", on_rollback="keep")
     return flow
 
@@ -65,4 +65,4 @@ if __name__ == "__main__":
     run = flow.start()
     run.process_all_available()
     run.stop()
-    print(f"published up to epoch {run.status()['sinks']['outbox']['published_epoch']}: {OUTPUT}")
+    print(f"published up to epoch {run.status().sinks['outbox'].published_epoch}: {OUTPUT}")

@@ -2,8 +2,8 @@
 
     KAFKA_SERVERS=127.0.0.1:9092 cutline run examples/from_kafka.py     # or: python examples/from_kafka.py
 
-The topic payments must be there; its messages are JSON: {"merchant": "shop-1", "cents": 250}.
-OUTPUT_DIR names another folder than ./cutline-data/examples/from_kafka/output.
+The topic payments must exist; its messages are JSON: {"merchant": "shop-1", "cents": 250}.
+OUTPUT_DIR selects another folder than ./cutline-data/examples/from_kafka/output.
 """
 
 from __future__ import annotations

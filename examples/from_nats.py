@@ -2,8 +2,8 @@
 
     NATS_URL=nats://127.0.0.1:4222 cutline run examples/from_nats.py     # or: python examples/from_nats.py
 
-The stream PAYMENTS (subjects payments.>) must be there; its messages are JSON: {"merchant": "shop-1", "cents": 250}.
-OUTPUT_DIR names another folder than ./cutline-data/examples/from_nats/output.
+The stream PAYMENTS (subjects payments.>) must exist; its messages are JSON: {"merchant": "shop-1", "cents": 250}.
+OUTPUT_DIR selects another folder than ./cutline-data/examples/from_nats/output.
 """
 
 from __future__ import annotations

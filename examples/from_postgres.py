@@ -1,10 +1,10 @@
 """Orders from a PostgreSQL table that only grows, totalled per customer into a Delta table: exactly once.
 
-    export POSTGRES_DSN="host=… dbname=… user=…" PGPASSWORD=…      # the password never in the address
+    export POSTGRES_DSN="host=… dbname=… user=…" PGPASSWORD=…      # never put the password into the DSN
     cutline run examples/from_postgres.py                          # or: python examples/from_postgres.py
 
 The table: CREATE TABLE orders (id int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text, cents int8).
-OUTPUT_DIR names another folder than ./cutline-data/examples/from_postgres/output.
+OUTPUT_DIR selects another folder than ./cutline-data/examples/from_postgres/output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def build(dsn: str, output_dir: Path) -> Flow:
     @flow.operator()
     def orders(spark: SparkSession) -> DataFrame:
         table = spark.readStream.format("cutline_postgres").options(url=dsn, table="orders", key="id")
-        # With a schema nobody has to ask the server for it while the flow is only looked at.
+        # With a schema, loading the flow does not need to ask the server for the columns.
         return table.schema("id long, customer string, cents long").load()
 
     @flow.operator(inputs=[orders], subtasks=2)

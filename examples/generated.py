@@ -1,8 +1,8 @@
-"""Made-up payments, the same at every try, into a folder of Parquet files: nothing needs to be there to begin with.
+"""Generated payments, the same in every run, into a folder of Parquet files: no input is needed.
 
     cutline run examples/generated.py --until-done     # or: python examples/generated.py
 
-OUTPUT_DIR names another folder than ./cutline-data/examples/generated/output.
+OUTPUT_DIR selects another folder than ./cutline-data/examples/generated/output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build(output_dir: Path, *, rows: int = 5_000, rows_per_second: int = 0) -> Flow:
-    """``rows_per_second``: its pace; 0: as fast as they are read. It may change between runs, and ``rows`` may grow."""
+    """``rows_per_second``: the rate; 0: as fast as they are read. It may change between runs, and ``rows`` may grow."""
     flow = Flow("generated")
 
     @flow.operator()
@@ -37,4 +37,4 @@ if __name__ == "__main__":
     run = flow.start()
     run.process_all_available()
     run.stop()
-    print(f"published up to epoch {run.status()['sinks']['payments']['published_epoch']}: {OUTPUT}")
+    print(f"published up to epoch {run.status().sinks['payments'].published_epoch}: {OUTPUT}")

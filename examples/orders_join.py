@@ -3,7 +3,7 @@
     cutline run examples/orders_join.py --until-done     # or: python examples/orders_join.py
 
 An hour is published when the watermark has passed it: the newest hours wait for later orders and payments.
-INPUT_DIR and OUTPUT_DIR name other folders than ./cutline-data/examples/orders_join/….
+INPUT_DIR and OUTPUT_DIR select other folders than ./cutline-data/examples/orders_join/….
 """
 
 import json
@@ -20,7 +20,7 @@ PAYMENT = "order_id string, cents long, paid_at timestamp"
 
 
 def build(input_dir: Path, output_dir: Path) -> Flow:
-    """The flow over given folders."""
+    """Build the flow over the given folders."""
     flow = Flow("orders_join")
 
     @flow.operator()
@@ -40,7 +40,7 @@ def build(input_dir: Path, output_dir: Path) -> Flow:
 
     @flow.operator(inputs=[paid_orders], subtasks=2)
     def revenue(paid_orders: DataFrame) -> DataFrame:
-        # A watermark ends with its operator. Pairs come out of the join up to 1 hour + 10 minutes out of order.
+        # A watermark ends with its operator. The join emits pairs up to 1 hour + 10 minutes out of order.
         hours = paid_orders.withWatermark("paid_at", "70 minutes").groupBy(F.window("paid_at", "1 hour"))
         sums = hours.agg(F.count("*").alias("orders"), F.sum("cents").alias("cents"))
         return sums.select(F.col("window.start").alias("hour"), "orders", "cents")
@@ -50,7 +50,7 @@ def build(input_dir: Path, output_dir: Path) -> Flow:
 
 
 def write_samples(input_dir: Path) -> None:
-    """A day of orders, each paid 20 minutes later, unless there are files already."""
+    """Write two days of orders, each paid 20 minutes later, unless there are files already."""
     days = [(day, hour, minute) for day in (1, 2) for hour in range(24) for minute in (0, 30)]
     orders = [{"order_id": f"{d}-{h}-{m}", "customer": f"c{h % 5}", "ordered_at": at(d, h, m)} for d, h, m in days]
     payments = [{"order_id": f"{d}-{h}-{m}", "cents": 100 + h, "paid_at": at(d, h, m + 20)} for d, h, m in days]
@@ -74,4 +74,4 @@ if __name__ == "__main__":
     run = flow.start()
     run.process_all_available()
     run.stop()
-    print(f"published up to epoch {run.status()['sinks']['revenue']['published_epoch']}: {OUTPUT}")
+    print(f"published up to epoch {run.status().sinks['revenue'].published_epoch}: {OUTPUT}")

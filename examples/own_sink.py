@@ -1,9 +1,9 @@
-"""A two-phase sink of one's own: one file of JSON lines per epoch. No base class, nothing to register.
+"""Your own two-phase sink: one file of JSON lines per epoch. No base class, nothing to register.
 
     cutline run examples/own_sink.py --until-done     # or: python examples/own_sink.py
 
 docs/sinks.md, "Write your own", says what must hold, and tests/torture/test_own_sink.py runs Cutline's suite on it.
-INPUT_DIR, OUTPUT_DIR: other folders.
+INPUT_DIR and OUTPUT_DIR select other folders.
 """
 
 import hashlib
@@ -20,14 +20,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cutline import Flow
 from cutline.base.crashpoints import crashpoint
-from cutline.errors import FencedError, SinkError
+from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch
-from cutline.ports import Piece, SinkContext, StageAttempt, StagedBatch
+from cutline.model.staging import Piece, StagedBatch
+from cutline.ports.sinks import SinkContext, StageAttempt
 from cutline.protocol.publish.commit import CommitPermit
+from cutline.protocol.publish.sink_ledger import SinkLedger, Verdict, judge, refusal
 
 
 class LineWriter:
-    """Takes the rows of one task, on an executor."""
+    """Receives the rows of one task, on an executor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +39,7 @@ class LineWriter:
         self.lines += [json.dumps(row) for row in batch.to_pylist()]
 
     def close(self) -> list[Piece]:
-        """Durable when it returns. A task without rows stages nothing."""
+        """The file is durable when this returns. A task without rows stages nothing."""
         if not self.lines:
             return []
         put(self.path, "\n".join(self.lines) + "\n")
@@ -46,7 +48,7 @@ class LineWriter:
 
 @dataclass(frozen=True)
 class LineStager:
-    """Travels to the executors, so it is small."""
+    """Small, because Spark sends it to the executors."""
 
     folder: Path
 
@@ -57,7 +59,7 @@ class LineStager:
 
 
 class JsonLines:
-    """Exactly once. ``epoch-000007-<digest>.jsonl`` is there whole or not at all: creating it is the commit."""
+    """Exactly once. ``epoch-000007-<digest>.jsonl`` exists whole or not at all: creating it is the commit."""
 
     output_modes = frozenset({"append"})
     can_rewind = True
@@ -83,27 +85,38 @@ class JsonLines:
         return LineStager(self.staged)
 
     def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:
-        return {}  # staged files are durable already
+        return {}  # staged files are already durable
 
     def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
         crashpoint("sink-commit-begun", permit.sink)
         names = [piece["name"] for batch in staged for piece in batch.pieces]
-        if names and not self.is_published(permit, names):
-            # Exactly the pieces that are given: other attempts and later batches lie beside them.
+        if names and self.is_due(permit, names):
+            # Exactly the given pieces: the folder also holds other attempts and later batches.
             content = "".join((self.staged / name).read_text() for name in names)
             crashpoint("sink-commit-half", permit.sink)
             put(self.path_of(permit.epoch, names), content)
         crashpoint("sink-commit-done", permit.sink)
         self.abort(staged)  # published, so no longer needed
 
-    def is_published(self, permit: CommitPermit, names: list[str]) -> bool:
-        if self.path_of(permit.epoch, names).exists():
-            return True
-        if permit.epoch <= (self.published() or NO_EPOCH):
-            raise SinkError("the folder holds epochs of another history", next_step="give the sink another folder")
-        if permit.epoch <= self.highest():
-            raise FencedError("the epoch was taken back", epoch=permit.epoch)
-        return False
+    def is_due(self, permit: CommitPermit, names: list[str]) -> bool:
+        """Cutline judges; the sink only says what its folder shows."""
+        ledger = self.as_ledger()
+        verdict = judge(ledger, permit, digest_of(names))
+        if verdict not in (Verdict.PUBLISH, Verdict.ALREADY):
+            raise refusal(verdict, ledger, permit, target="the folder", path=self.folder)
+        return verdict is Verdict.PUBLISH
+
+    def as_ledger(self) -> SinkLedger:
+        """What is published and with which content, and the highest epoch that was rewound."""
+        epochs = self.epochs()
+        record = json.loads(self.ledger.read_text())
+        return SinkLedger(
+            flow=record["flow"],
+            sink=record["sink"],
+            published=max(epochs, default=NO_EPOCH),
+            rewound=record["rewound"],
+            digests={epoch: path.stem.split("-")[2] for epoch, path in epochs.items()},
+        )
 
     def abort(self, staged: Iterable[StagedBatch]) -> None:
         for batch in staged:
@@ -114,10 +127,10 @@ class JsonLines:
         return max(self.epochs(), default=None)
 
     def highest(self) -> Epoch:
-        return max(json.loads(self.ledger.read_text())["rewound"], *self.epochs(), NO_EPOCH)
+        return self.as_ledger().highest
 
     def rewind(self, epoch: Epoch) -> None:
-        # Written down first: a commit of the given-up history that comes late must find the door shut.
+        # Recorded first, so that a late commit of the abandoned history is refused.
         put(self.ledger, json.dumps(json.loads(self.ledger.read_text()) | {"rewound": self.highest()}))
         for later in sorted(self.epochs(), reverse=True):
             if later > epoch:
@@ -125,16 +138,20 @@ class JsonLines:
                 crashpoint("sink-rewind-half")
 
     def path_of(self, epoch: Epoch, names: list[str]) -> Path:
-        """What an epoch holds is part of its name: so a repeat is told from an epoch of another history."""
-        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-        return self.folder / f"epoch-{epoch:06}-{digest}.jsonl"
+        """The digest is part of the name: so a repeat is told from an epoch of another history."""
+        return self.folder / f"epoch-{epoch:06}-{digest_of(names)}.jsonl"
 
     def epochs(self) -> dict[Epoch, Path]:
         return {Epoch(int(path.name.split("-")[1])): path for path in self.folder.glob("epoch-*.jsonl")}
 
 
+def digest_of(names: list[str]) -> str:
+    """Identifies what an epoch publishes."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
 def put(path: Path, text: str) -> None:
-    """A file that is there whole or not at all, and survives a power cut."""
+    """Write a file that exists whole or not at all, and survives a power cut."""
     temp = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     with temp.open("w") as file:
         file.write(text)
@@ -175,4 +192,4 @@ if __name__ == "__main__":
     run = flow.start()
     run.process_all_available()
     run.stop()
-    print(f"published up to epoch {run.status()['sinks']['words']['published_epoch']}: {OUTPUT}")
+    print(f"published up to epoch {run.status().sinks['words'].published_epoch}: {OUTPUT}")

@@ -2,7 +2,7 @@
 
     cutline run examples/sessions.py --until-done     # or: python examples/sessions.py
 
-A session is published after 30 minutes of event time without a click. INPUT_DIR, OUTPUT_DIR: other folders.
+A session is published after 30 minutes of event time without a click. INPUT_DIR and OUTPUT_DIR: other folders.
 """
 
 # ruff: noqa: N802, N803 (Spark's names)
@@ -22,7 +22,7 @@ SESSION = "first_ms long, last_ms long, clicks long"
 
 
 class Sessions(StatefulProcessor):
-    """The open sessions of a user: more than one, while clicks come out of order."""
+    """The open sessions of a user: several, while clicks arrive out of order."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle, self.open = handle, handle.getListState("open", SESSION)
@@ -43,7 +43,7 @@ class Sessions(StatefulProcessor):
         for session in sessions:
             if session[1] + GAP_MS <= expiredTimerInfo.getExpiryTimeInMs():
                 yield Row(user=key[0], first_ms=session[0], last_ms=session[1], clicks=session[2])
-            else:  # it went on since this timer was set, and has a later one
+            else:  # the session continued after this timer was set, and has a later one
                 self.open.appendValue(session)
 
 

@@ -1,9 +1,9 @@
-"""Orders into a SQLite database: all of them, the totals of each customer, and large ones at once.
+"""Orders into a SQLite database: all orders, totals per customer, and large orders with immediate publishing.
 
     cutline run examples/sqlite_shop.py --until-done     # or: python examples/sqlite_shop.py
     sqlite3 cutline-data/examples/sqlite_shop/output/shop.sqlite 'SELECT * FROM totals'
 
-INPUT_DIR and OUTPUT_DIR name other folders.
+INPUT_DIR and OUTPUT_DIR select other folders.
 """
 
 import json
@@ -38,7 +38,7 @@ def build(input_dir: Path, output_dir: Path) -> Flow:
     flow.sink(
         totals, sinks.SQLite(database, "totals", mode="upsert", key=["customer"]), output_mode="update", name="totals"
     )
-    # Whoever looks at alerts does not want to wait for the next checkpoint.
+    # Alerts must not wait for the next checkpoint.
     flow.sink(alerts, sinks.SQLite(database, "alerts"), publish="at_once", name="alerts")
     return flow
 
@@ -60,4 +60,4 @@ if __name__ == "__main__":
     run = flow.start()
     run.process_all_available()
     run.stop()
-    print(f"published up to epoch {run.status()['sinks']['orders']['published_epoch']}: {OUTPUT}")
+    print(f"published up to epoch {run.status().sinks['orders'].published_epoch}: {OUTPUT}")

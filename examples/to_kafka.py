@@ -1,9 +1,9 @@
-"""Payments from files; every one becomes a message in a Kafka topic, with its merchant as the key, exactly once.
+"""Payments from files; each becomes a message in a Kafka topic, with its merchant as the key, exactly once.
 
     KAFKA_SERVERS=127.0.0.1:9092 cutline run examples/to_kafka.py     # or: python examples/to_kafka.py
 
-The topics payments and cutline-ledger (cleanup.policy=compact) must be there. Each epoch is one transaction: read with
-isolation.level=read_committed. INPUT_DIR and STAGING_DIR name other folders than ./cutline-data/examples/to_kafka/….
+The topics payments and cutline-ledger (cleanup.policy=compact) must exist. Each epoch is one transaction: read with
+isolation.level=read_committed. INPUT_DIR and STAGING_DIR select other folders than ./cutline-data/examples/to_kafka/….
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def build(servers: str, input_dir: Path, staging: Path) -> Flow:
         return spark.readStream.schema("payment_id string, merchant string, cents long").json(str(input_dir))
 
     sink = sinks.Kafka(servers, "payments", key="merchant", staging=staging)
-    # What is in a topic cannot be taken back: a restore behind a published epoch is refused, unless this says "keep".
+    # A topic cannot be rewound: a restore to before a published epoch is refused, unless this says "keep".
     flow.sink(payments, sink, name="payments", on_rollback="fail")
     return flow
 

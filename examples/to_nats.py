@@ -2,8 +2,8 @@
 
     NATS_URL=nats://127.0.0.1:4222 cutline run examples/to_nats.py     # or: python examples/to_nats.py
 
-The sink makes the stream TOTALS if there is none. ``read_totals`` shows how a consumer reads whole epochs only.
-INPUT_DIR and STAGING_DIR name other folders than ./cutline-data/examples/to_nats/….
+The sink creates the stream TOTALS if it does not exist. ``read_totals`` shows how a consumer reads whole epochs only.
+INPUT_DIR and STAGING_DIR select other folders than ./cutline-data/examples/to_nats/….
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from cutline import Flow, sinks
-from cutline.connectors.nats.sink import read_published
+from cutline.connectors.nats.reader import read_published
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,13 +36,13 @@ def build(url: str, input_dir: Path, staging: Path) -> Flow:
         return payments.groupBy("merchant").agg(F.count("*").alias("payments"), F.sum("cents").alias("cents"))
 
     sink = sinks.JetStream(url, "TOTALS", "totals.changed", staging=staging)
-    # What is in a stream cannot be taken back: a restore behind a published epoch is refused, unless this says "keep".
+    # A stream cannot be rewound: a restore to before a published epoch is refused, unless this says "keep".
     flow.sink(totals, sink, name="totals", output_mode="update", on_rollback="fail")
     return flow
 
 
 def read_totals(url: str, after: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every change, and the sequence to go on after: store it together with what was made of the changes."""
+    """Yield every change with the sequence to continue after; store it together with the results."""
     for epoch in read_published(url, "TOTALS", flow="to_nats", sink="totals", after=after):
         for message in epoch.rows:
             yield epoch.sequence, json.loads(message.data)

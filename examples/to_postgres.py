@@ -5,7 +5,7 @@
 
 ``payments`` gets every payment once, ``merchant_totals`` has one row for each merchant. Both change in the same
 transaction, so this holds at any moment: SELECT (SELECT sum(cents) FROM payments) = (SELECT sum(cents) FROM
-merchant_totals). Put more files into the folder and run it again, or kill it half way.
+merchant_totals). Put more files into the folder and run it again, or kill it midway.
 """
 
 import json
@@ -21,7 +21,7 @@ PAYMENT = "payment_id string, merchant string, cents long, paid_at timestamp"
 
 
 def build(input_dir: Path, dsn: str) -> Flow:
-    """The flow over a given folder and database."""
+    """Build the flow over the given folder and database."""
     flow = Flow("to_postgres")
 
     @flow.operator()
@@ -43,7 +43,7 @@ def build(input_dir: Path, dsn: str) -> Flow:
 
 
 def write_samples(input_dir: Path) -> None:
-    """A few payments to begin with, unless there are files already."""
+    """Write a few payments, unless there are files already."""
     input_dir.mkdir(parents=True, exist_ok=True)
     if any(input_dir.iterdir()):
         return
@@ -67,4 +67,4 @@ if __name__ == "__main__":
     run = flow.start()
     run.process_all_available()
     run.stop()
-    print(f"published up to epoch {run.status()['sinks']['totals']['published_epoch']}")
+    print(f"published up to epoch {run.status().sinks['totals'].published_epoch}")

@@ -1,9 +1,9 @@
-"""Card and UPI payments from two folders of JSON files: a ledger of them all, and totals per merchant.
+"""Card and UPI payments from two folders of JSON files: a ledger of all payments, and totals per merchant.
 
     cutline run examples/union_totals.py --until-done     # or: python examples/union_totals.py
 
-Put more files into cards/ and upi/ and run it again, or kill it half way: every payment counts once.
-INPUT_DIR and OUTPUT_DIR name other folders than ./cutline-data/examples/union_totals/….
+Put more files into cards/ and upi/ and run it again, or kill it midway: every payment counts once.
+INPUT_DIR and OUTPUT_DIR select other folders than ./cutline-data/examples/union_totals/….
 """
 
 import json
@@ -19,7 +19,7 @@ PAYMENT = "payment_id string, merchant string, cents long, paid_at timestamp"
 
 
 def build(input_dir: Path, output_dir: Path) -> Flow:
-    """The flow over given folders."""
+    """Build the flow over the given folders."""
     flow = Flow("union_totals")
 
     @flow.operator()
@@ -40,13 +40,13 @@ def build(input_dir: Path, output_dir: Path) -> Flow:
         return payments.groupBy("merchant").agg(F.count("*").alias("payments"), F.sum("cents").alias("cents"))
 
     flow.sink(payments, sinks.Parquet(output_dir / "ledger", partition_by=["day"]), name="ledger")
-    # Update: each change of a total is a new row. The newest of a merchant is the one with the most payments.
+    # Update: each change of a total is a new row. A merchant's newest row is the one with the most payments.
     flow.sink(totals, sinks.Delta(output_dir / "totals"), output_mode="update", name="totals")
     return flow
 
 
 def write_samples(input_dir: Path) -> None:
-    """A few payments to begin with, unless there are files already."""
+    """Write a few payments, unless there are files already."""
     for method in ("cards", "upi"):
         folder = input_dir / method
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,4 +74,4 @@ if __name__ == "__main__":
     run = flow.start()
     run.process_all_available()
     run.stop()
-    print(f"published up to epoch {run.status()['sinks']['totals']['published_epoch']}: {OUTPUT}")
+    print(f"published up to epoch {run.status().sinks['totals'].published_epoch}: {OUTPUT}")

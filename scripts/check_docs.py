@@ -1,4 +1,4 @@
-"""Checks that every relative link in the Markdown files leads to a file that exists."""
+"""Checks that every relative link in the Markdown files points to an existing file."""
 
 from __future__ import annotations
 

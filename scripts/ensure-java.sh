@@ -1,7 +1,7 @@
 #!/bin/sh
 # Finds a Java that Spark can run on and prints its home on standard output; all messages go to standard error.
-# --quiet: say nothing if one is found.
-# Looks at JAVA_HOME, then PATH, then the usual folders. As root with apt-get it installs one if there is none.
+# --quiet: print no message if one is found.
+# Searches JAVA_HOME, then PATH, then the usual folders. As root with apt-get it installs one if none is found.
 set -eu
 
 MINIMUM=17
@@ -35,10 +35,10 @@ found() {
 search() {
     if [ -n "${JAVA_HOME:-}" ]; then
         if probe "$JAVA_HOME/bin/java"; then found; fi
-        say "java: JAVA_HOME ($JAVA_HOME) has no Java $MINIMUM or newer, looking further"
+        say "java: JAVA_HOME ($JAVA_HOME) has no Java $MINIMUM or newer, searching further"
     fi
     if on_path=$(command -v java) && probe "$on_path"; then found; fi
-    # Of several installed ones, prefer the versions that Spark is tested with.
+    # If several are installed, prefer the versions that Spark is tested with.
     for wanted in 17 21 any; do
         for folder in /usr/lib/jvm/* /Library/Java/JavaVirtualMachines/*/Contents/Home; do
             if probe "$folder/bin/java" && { [ "$wanted" = any ] || [ "$major" = "$wanted" ]; }; then found; fi
@@ -51,7 +51,7 @@ search
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     export DEBIAN_FRONTEND=noninteractive
     say "java: none found, installing with apt-get"
-    apt-get update -qq >&2 || say "java: apt-get update failed, trying with the package lists at hand"
+    apt-get update -qq >&2 || say "java: apt-get update failed, continuing with the present package lists"
     apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless >&2 ||
         apt-get install -y -qq --no-install-recommends default-jre-headless >&2 ||
         say "java: apt-get could not install it"
@@ -62,5 +62,5 @@ say "java: Spark needs Java $MINIMUM or newer, and none was found."
 say "  Debian, Ubuntu:  sudo apt-get install openjdk-17-jre-headless"
 say "  Fedora, RHEL:    sudo dnf install java-17-openjdk-headless"
 say "  macOS:           brew install --cask temurin@17"
-say "Or set JAVA_HOME to an installed one. Then run the same command again."
+say "Or set JAVA_HOME to an installed Java. Then run the same command again."
 exit 1

@@ -48,7 +48,7 @@ def section(machine: Machine[S]) -> str:
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join([HEAD, *(section(machine) for machine in MACHINES)])
 
 

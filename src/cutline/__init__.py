@@ -1,6 +1,6 @@
 """Cutline: consistent checkpoints, recovery and exactly-once output for streaming pipelines on Apache Spark.
 
-The public names are loaded when first used: Spark's Python workers import this package and need none of them.
+The public names are loaded on first use: Spark's Python workers import this package and need none of them.
 """
 
 from __future__ import annotations
@@ -8,30 +8,59 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cutline.launcher import register_launcher
+
 if TYPE_CHECKING:
-    from cutline import sinks
+    from cutline import errors, sinks
     from cutline.connectors.reading import read
-    from cutline.errors import TakenBackError
+    from cutline.errors import RewoundError, TakenBackError
     from cutline.flow import Flow, Operator
+    from cutline.launcher import Launcher
     from cutline.runtime.handle import RunningFlow
     from cutline.spark.distinct import distinct
 
 __version__ = "0.1.0"
-__all__ = ["Flow", "Operator", "RunningFlow", "TakenBackError", "__version__", "distinct", "read", "sinks"]
+__all__ = [
+    "Flow",
+    "Operator",
+    "RewoundError",
+    "RunningFlow",
+    "TakenBackError",
+    "__version__",
+    "distinct",
+    "errors",
+    "read",
+    "sinks",
+]
 
 _HOMES = {
     "Flow": "cutline.flow",
     "Operator": "cutline.flow",
+    "RewoundError": "cutline.errors",
     "RunningFlow": "cutline.runtime.handle",
-    "TakenBackError": "cutline.errors",
+    "TakenBackError": "cutline.errors",  # the name of earlier versions
     "read": "cutline.connectors.reading",
     "distinct": "cutline.spark.distinct",
 }
+_MODULES = {"errors": "cutline.errors", "sinks": "cutline.sinks"}
+
+
+def _load_launcher() -> Launcher:
+    from cutline.runtime.launch import start_flow
+
+    return start_flow
+
+
+register_launcher(_load_launcher)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name == "sinks":
-        return importlib.import_module("cutline.sinks")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'cutline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

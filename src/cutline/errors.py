@@ -1,4 +1,4 @@
-"""Every error a person or a caller can meet. One root; fields, not prose; each says what to do next."""
+"""Every error that Cutline raises on purpose. One root class; fields, not prose; each error names the next step."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ class UnknownFormatError(CutlineError):
 
 
 class RecoveryError(CutlineError):
-    """The flow cannot be brought back without losing something; a person must decide."""
+    """The flow cannot be restored without losing something; the operator of the flow must decide."""
 
 
 class LostInputError(RecoveryError):
-    """A source cannot read again what it has read since the checkpoint: going back to it would lose rows silently."""
+    """A source cannot reread what it has read since the checkpoint: restoring it would lose rows silently."""
 
 
 class FencedError(CutlineError):
-    """This incarnation is stale: a newer generation has taken over. It must stop and change nothing."""
+    """This process belongs to a stale generation: a newer one has taken over. It must stop and change nothing."""
 
 
 class CheckpointFailedError(CutlineError):
-    """A checkpoint that somebody waits for was aborted."""
+    """A checkpoint that the caller waits for was aborted."""
 
 
 class UnknownEpochError(CutlineError):
-    """There is no complete checkpoint of this number, or it was let go of."""
+    """There is no complete checkpoint with this number, or it has been released."""
 
 
 class UnknownSavepointError(CutlineError):
-    """There is no savepoint of this name."""
+    """There is no savepoint with this name."""
 
 
 class RequestFailedError(CutlineError):
-    """A running flow could not do what it was asked for from outside, or has not answered."""
+    """A running flow could not carry out a request from outside, or has not answered it."""
 
 
 class FlowFailedError(CutlineError):
@@ -76,32 +76,36 @@ class JvmLostError(FlowFailedError):
 
 
 class ExecutorsFailedError(CutlineError):
-    """The executors did not do a piece of work that is no query's; nothing is known of what they did of it."""
+    """The executors failed at work outside of queries; how much of it they did is unknown."""
 
 
 class SinkError(CutlineError):
-    """A sink cannot be used as asked, or does not match what the flow knows of it."""
+    """A sink cannot be used as requested, or does not match what the flow has recorded about it."""
 
 
-class TakenBackError(SinkError):
-    """What somebody has read from a sink was taken back since: the flow went back to an earlier checkpoint."""
+class RewoundError(SinkError):
+    """The sink was rewound behind the epoch that the caller has read: the flow restored an earlier checkpoint."""
 
     def __init__(self, what: str, *, still: int, next_step: str = "", **where: object) -> None:
         super().__init__(what, next_step=next_step, **where)
-        #: The newest epoch of those that were read that still stands; 0 if none does.
+        #: The newest of the epochs read that is still published; 0 if none is.
         self.still = still
 
 
+#: The name of earlier versions.
+TakenBackError = RewoundError
+
+
 class InvariantViolation(CutlineError):  # noqa: N818 (it is not an error of the caller, it is a bug)
-    """Something that must always hold does not. Never caught except to report it."""
+    """An invariant does not hold. Never caught except to report it."""
 
 
 class StoreError(CutlineError):
-    """A storage operation failed; see the two subclasses for what is known of its effect."""
+    """A storage operation failed; the two subclasses say what is known about its effect."""
 
 
 class NotDone(StoreError):  # noqa: N818 (named for the outcome)
-    """The operation certainly did not take effect; it may be retried as it is."""
+    """The operation certainly had no effect; it may be retried unchanged."""
 
 
 class MissingObject(NotDone):

@@ -1,13 +1,13 @@
-"""The public way to write a flow."""
+"""The public API for defining a flow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from cutline.config.options import operator_options
 from cutline.errors import FlowDefinitionError
+from cutline.launcher import load_launcher
 from cutline.model.graph import (
     FlowGraph,
     OperatorNode,
@@ -18,7 +18,7 @@ from cutline.model.graph import (
     check_name,
 )
 from cutline.model.ids import FlowName, OperatorId, SinkId
-from cutline.ports import Sink
+from cutline.ports.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Operator:
-    """One operator of a flow: what ``@flow.operator()`` makes of a function. Use it as an input of others."""
+    """One operator of a flow, as ``@flow.operator()`` returns it. Use it as an input of other operators."""
 
     def __init__(self, function: Callable[..., DataFrame], node: OperatorNode) -> None:
         self.function = function
@@ -38,7 +38,7 @@ class Operator:
         return self.node.operator
 
     def __call__(self, *args: Any, **kwargs: Any) -> DataFrame:
-        """The plain function, for tests without a flow."""
+        """Call the plain function, for tests without a flow."""
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -72,8 +72,8 @@ class Flow:
         Without ``inputs`` it is a source: the function gets the session and returns any streaming DataFrame. With
         inputs it gets one streaming DataFrame per input, in that order, and returns one. A parameter named ``spark``
         gets the session as well. ``subtasks`` is the number of state partitions. ``mode``, ``alignment_timeout``,
-        ``checkpoint_timeout``, ``replicate_interval`` and (in per-operator mode) ``checkpoint_interval`` are options
-        of the flow that this operator has for itself; configuration wins over them.
+        ``checkpoint_timeout``, ``replicate_interval`` and (in per-operator mode) ``checkpoint_interval`` override the
+        flow's options for this operator; configuration wins over them.
         """
 
         def declare(function: Callable[..., DataFrame]) -> Operator:
@@ -126,17 +126,17 @@ class Flow:
     ) -> None:
         """Publish an operator's rows, exactly once, with every complete checkpoint.
 
-        ``on_rollback`` says what becomes of published rows when the flow is taken back behind them: ``rewind`` takes
-        them back, ``keep`` leaves them and publishes again what is done again, ``fail`` refuses to go back.
+        ``on_rollback`` decides what happens to published rows when the flow is restored to an epoch before them:
+        ``rewind`` removes them, ``keep`` leaves them and publishes repeated work again, ``fail`` refuses to restore.
 
-        ``publish="at_once"``: rows become visible as soon as their batch has happened, batch by batch. After a crash
-        each is still there once; but readers may see rows that are taken back when the flow returns to a checkpoint.
+        ``publish="at_once"`` (immediate publishing): rows become visible batch by batch, as soon as their batch is in
+        the log. After a crash each row is still there once, but a restore may rewind rows that readers have seen.
         """
         source = OperatorId(operator.name if isinstance(operator, Operator) else operator)
         if source not in self._operators:
             raise FlowDefinitionError(
                 "a sink is attached to an unknown operator",
-                next_step=f"declared are: {', '.join(sorted(self._operators)) or 'none'}",
+                next_step=f"declared operators: {', '.join(sorted(self._operators)) or 'none'}",
                 flow=self.name,
                 operator=source,
             )
@@ -170,9 +170,9 @@ class Flow:
         if publish not in get_args(PublishPolicy):
             problem = f"publish: {publish!r} is not known", f"use one of {', '.join(get_args(PublishPolicy))}"
         elif publish == "at_once" and on_rollback == "fail":
-            problem = "what is published at once is ahead of every checkpoint", 'use on_rollback="rewind" or "keep"'
+            problem = "immediate publishing is ahead of every checkpoint", 'use on_rollback="rewind" or "keep"'
         elif publish == "at_once" and on_rollback == "rewind" and not sink.can_rewind:
-            problem = "the sink cannot take back what it publishes ahead of checkpoints", 'use on_rollback="keep"'
+            problem = "the sink cannot rewind what it publishes ahead of checkpoints", 'use on_rollback="keep"'
         if problem is not None:
             raise FlowDefinitionError(problem[0], next_step=problem[1], flow=self.name, operator=operator)
 
@@ -203,14 +203,13 @@ class Flow:
     ) -> RunningFlow:
         """Run the flow; see ``cutline.config.options.Options`` for what may be set.
 
-        Comes back by itself from whatever an earlier run left in ``storage``. Without ``spark`` the active session is
-        used, or a tuned local one is made. ``restore_to`` takes the whole flow back to a checkpoint that is kept, or to
-        a savepoint by its name: what sinks have published since is taken back, and all that came after is given up.
-        Operators that have another name since then are named in ``rename``, old → new; ``allow_dropped`` leaves those
-        behind that the flow no longer has. Operators that it did not have begin without state.
+        The start recovers from whatever an earlier run left in ``storage``. Without ``spark`` it uses the active
+        session or creates a tuned local one. ``restore_to`` restores the whole flow to a kept checkpoint, or to a
+        savepoint by name: sinks are rewound to it, and all later work is discarded. ``rename`` maps the old names of
+        operators to their present names; ``allow_dropped`` leaves behind operators that the flow no longer has.
+        Operators that the checkpoint does not have start without state.
         """
-        # Found by name: a flow is declared without knowing what runs it, so its layer lies below the runtime.
-        run: RunningFlow = import_module("cutline.runtime.launch").start_flow(
+        return load_launcher()(
             self,
             spark=spark,
             settings=options,
@@ -218,4 +217,3 @@ class Flow:
             rename=rename,
             allow_dropped=allow_dropped,
         )
-        return run

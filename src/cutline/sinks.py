@@ -1,4 +1,4 @@
-"""Where a flow's rows go. Names are loaded on first use: Spark workers import only what they write with."""
+"""The sinks a flow can publish to. Names are loaded on first use: Spark workers import only the sinks they write to."""
 
 from __future__ import annotations
 

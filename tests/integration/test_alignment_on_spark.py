@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.flow import Flow
+from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, OperatorId
 from cutline.model.layout import Layout
-from cutline.ports import Manifest
 from cutline.runtime.handle import RunningFlow
 from cutline.sinks import Delta
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 from tests.support.payments import KEYS, SEED, published_totals, true_totals
 
 if TYPE_CHECKING:
@@ -79,16 +80,16 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def batches(run: RunningFlow, operator: str) -> int:
-    return int(run.status()["operators"][operator]["batches"])
+    return int(run.status().operators[operator].batches)
 
 
 def request(run: RunningFlow, mode: str) -> Any:
     """Ask for a checkpoint without waiting for it."""
-    return run._coordinator.request_checkpoint(run._checkpoint_options(mode))
+    return run._parts.coordinator.request_checkpoint(run._checkpoints.options_for(mode))
 
 
 def load_manifest(tmp_path: Path, epoch: Epoch) -> Manifest:
-    return LocalSnapshotStore(Layout(tmp_path / "storage", "uneven")).load_manifest(epoch)
+    return LocalStore.open(Layout(tmp_path / "storage", "uneven"), ReplayGuard()).checkpoints.load_manifest(epoch)
 
 
 def in_flight(manifest: Manifest, channel: str, consumer: str) -> int:
@@ -103,17 +104,17 @@ def test_one_slow_and_one_fast_input(spark: SparkSession, tmp_path: Path, mode: 
     wait_until(lambda: batches(run, "totals") >= 2 and batches(run, "slow") >= 1)
     # The slow operator now stands still, with data it has not processed waiting in its channel.
     hold.touch()
-    wait_until(lambda: run.status()["operators"]["trickle"]["backlog_rows"]["slow"] > 0)
+    wait_until(lambda: run.status().operators["trickle"].backlog_rows["slow"] > 0)
     checkpoint = request(run, mode)
     if mode == "aligned":
         # Its barrier cannot pass the batch it is in. The fast input is read up to its own barrier and no further.
-        wait_until(lambda: bool(run.status()["operators"]["totals"]["aligning"]))
-        wait_until(lambda: run.status()["operators"]["totals"]["aligning"] == {1: ["slow"]})
-        blocked_at = run.status()["operators"]["totals"]["batch"]
+        wait_until(lambda: bool(run.status().operators["totals"].aligning))
+        wait_until(lambda: run.status().operators["totals"].aligning == {1: ["slow"]})
+        blocked_at = run.status().operators["totals"].batch
         produced = batches(run, "fast")
         wait_until(lambda: batches(run, "fast") >= produced + 3)
-        assert run.status()["operators"]["fast"]["backlog_rows"]["totals"] > 0
-        assert run.status()["operators"]["totals"]["batch"] == blocked_at, "the fast input was read past its barrier"
+        assert run.status().operators["fast"].backlog_rows["totals"] > 0
+        assert run.status().operators["totals"].batch == blocked_at, "the fast input was read past its barrier"
         assert not checkpoint.done()
         hold.unlink()
         epoch = checkpoint.result(60)
@@ -132,8 +133,8 @@ def test_one_slow_and_one_fast_input(spark: SparkSession, tmp_path: Path, mode: 
 
     shutil.rmtree(tmp_path / "storage" / "uneven" / "spark")
     run = uneven_flow(tmp_path, hold).start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0)
-    assert run.status()["recovery"]["path"] == "local"
-    assert run.status()["recovery"]["epoch"] == epoch
+    assert run.status().recovery.path == "local"
+    assert run.status().recovery.epoch == epoch
     run.process_all_available()
     run.stop()
     assert published_totals(tmp_path) == true_totals(FAST_ROWS + SLOW_ROWS)
@@ -146,7 +147,7 @@ def test_an_alignment_that_takes_too_long_becomes_unaligned(spark: SparkSession,
     )
     wait_until(lambda: batches(run, "totals") >= 2 and batches(run, "slow") >= 1)
     hold.touch()
-    wait_until(lambda: run.status()["operators"]["trickle"]["backlog_rows"]["slow"] > 0)
+    wait_until(lambda: run.status().operators["trickle"].backlog_rows["slow"] > 0)
     epoch = run.trigger_checkpoint(timeout="60s")
     assert hold.exists()
     manifest = load_manifest(tmp_path, epoch)

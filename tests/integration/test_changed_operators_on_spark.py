@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from cutline.connectors.generator.spark_reader import payments
 from cutline.flow import Flow
 from cutline.sinks import Delta, Parquet
-from tests.integration.test_restore_on_spark import ledger, start
+from tests.support.orders import ledger, start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +82,7 @@ def test_renamed_dropped_and_added_in_place_the_tables_are_as_if_it_had_always_b
     spark: SparkSession, tmp_path: Path
 ) -> None:
     run = start(spark, shop(tmp_path, is_new=False), tmp_path)
-    while not run.status()["operators"]["totals"]["rows"]:
+    while not run.status().operators["totals"].rows:
         assert not run.await_termination("20ms")
     run.savepoint("before-deploy")
     at_savepoint = len(ledger(tmp_path))
@@ -92,13 +92,13 @@ def test_renamed_dropped_and_added_in_place_the_tables_are_as_if_it_had_always_b
 
     changes = {"rename": {"totals": "sums"}, "allow_dropped": True}
     run = start(spark, shop(tmp_path, is_new=True), tmp_path, restore_to="before-deploy", **changes)
-    fates = {row["now"] or row["was"]: row["fate"] for row in run.status()["recovery"]["operators"]}
+    fates = {row.now or row.was: row.fate for row in run.status().recovery.operators}
     assert fates == {"orders": "kept", "sums": "renamed", "audit": "dropped", "changes": "added", "counts": "added"}
     assert len(ledger(tmp_path)) == at_savepoint
     run.trigger_checkpoint()
     run.stop()
     run = start(spark, shop(tmp_path, is_new=True), tmp_path)
-    assert run.status()["recovery"]["path"] == "resume"
+    assert run.status().recovery.path == "resume"
     run.process_all_available()
     run.stop()
     assert ledger(tmp_path) == list(range(ROWS))

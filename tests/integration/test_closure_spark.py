@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from cutline.model.ids import BatchId
-from cutline.ports import FileSet
+from cutline.ports.query_dir import FileSet
 from cutline.spark.distinct import distinct
 from cutline.spark_dir.file_set import closure, last_batches, verify_files
 from cutline.spark_dir.relocate import relocate

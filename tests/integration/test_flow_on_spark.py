@@ -12,14 +12,16 @@ from prometheus_client import generate_latest
 from pyspark.sql import functions as F
 
 from cutline.connectors.generator.spark_reader import GeneratorSource
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import FlowDefinitionError, FlowFailedError, FlowLockedError, LostInputError, RecoveryError
 from cutline.flow import Flow
 from cutline.model.ids import OperatorId
 from cutline.model.layout import Layout
+from cutline.model.status import SourceStatus
 from cutline.runtime.handle import RunningFlow
 from cutline.sinks import Delta, Parquet
 from cutline.spark.session import settle_python_sources
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 from tests.support.payments import assert_exactly_once, ledger_ids, payments_flow, published_totals
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def delete_log_entry(tmp_path: Path) -> None:
 
 def test_everything_is_published_exactly_once_and_a_stopped_flow_resumes(spark: SparkSession, tmp_path: Path) -> None:
     run = start(spark, tmp_path, cards=5_000, upi=2_000, checkpoint_interval="300ms")
-    assert run.status()["recovery"]["path"] == "fresh"
+    assert run.status().recovery.path == "fresh"
     run.process_all_available()
     assert_exactly_once(tmp_path, card_rows=5_000, upi_rows=2_000)
     run.stop()
@@ -65,11 +67,11 @@ def test_everything_is_published_exactly_once_and_a_stopped_flow_resumes(spark: 
     # The same flow with more input: it goes on where it stopped. (Card payments come before UPI ones, so the UPI
     # source, whose numbers would shift, has nothing more to give here.)
     run = start(spark, tmp_path, cards=5_000, upi=3_500)
-    assert run.status()["recovery"]["path"] == "resume"
+    assert run.status().recovery.path == "resume"
     run.process_all_available()
     run.stop(drain=True)
     assert_exactly_once(tmp_path, card_rows=5_000, upi_rows=3_500)
-    assert run.status()["state"] == "stopped"
+    assert run.status().state == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -86,9 +88,9 @@ def test_a_damaged_live_state_falls_through_to_the_newest_checkpoint(
     damage(tmp_path)
 
     run = start(spark, tmp_path, cards=3_000, upi=2_000)
-    recovery = run.status()["recovery"]
-    assert (recovery["path"], recovery["epoch"]) == (path, epoch)
-    assert recovery["problems"]
+    recovery = run.status().recovery
+    assert (recovery.path, recovery.epoch) == (path, epoch)
+    assert recovery.problems
     run.process_all_available()
     run.stop()
     assert_exactly_once(tmp_path, card_rows=3_000, upi_rows=2_000)
@@ -107,16 +109,16 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_takes_back_what_w
     run.stop()
     layout = Layout(tmp_path / "storage", "payments")
     totals = OperatorId("totals")
-    generation = LocalSnapshotStore(layout).load_manifest(second).operators[totals].generation
+    generation = LocalStore.open(layout, ReplayGuard()).checkpoints.load_manifest(second).operators[totals].generation
     record = layout.record(second, totals, generation)
     record.write_bytes(record.read_bytes()[:-20])
     delete_live_dir(tmp_path)
 
     run = start(spark, tmp_path, cards=2_000, upi=4_000, retain_checkpoints=5)
-    recovery = run.status()["recovery"]
-    assert recovery["path"] == "local"
-    assert first <= recovery["epoch"] < second
-    assert any(f"epoch {second}" in problem for problem in recovery["problems"])
+    recovery = run.status().recovery
+    assert recovery.path == "local"
+    assert recovery.epoch is not None and first <= recovery.epoch < second
+    assert any(f"epoch {second}" in problem for problem in recovery.problems)
     run.process_all_available()
     third = run.trigger_checkpoint()
     run.stop()
@@ -145,9 +147,9 @@ def test_pause_drains_and_resume_goes_on(spark: SparkSession, tmp_path: Path) ->
     flow = payments_flow(tmp_path, card_rows=4_000, upi_rows=4_000, rows_per_second=1_500)
     run = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0)
     assert run.pause()
-    before = {name: item["batch"] for name, item in run.status()["operators"].items()}
+    before = {name: item.batch for name, item in run.status().operators.items()}
     epoch = run.trigger_checkpoint(mode="aligned")
-    assert {name: item["batch"] for name, item in run.status()["operators"].items()} == before
+    assert {name: item.batch for name, item in run.status().operators.items()} == before
     details = next(item for item in run.checkpoints() if item.epoch == epoch).details
     assert details["in_flight_rows"] == 0
     run.resume()
@@ -197,7 +199,7 @@ def test_a_failing_operator_is_restarted_and_its_error_shown_whole(spark: SparkS
 
     flow.sink(numbers, Parquet(str(tmp_path / "out")))
     run = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0, restart_backoff="10ms")
-    while run.status()["operators"]["numbers"]["restarts"] == 0:
+    while run.status().operators["numbers"].restarts == 0:
         assert not run.await_termination("50ms")
     run.process_all_available()
     run.stop()
@@ -236,17 +238,21 @@ def test_what_fails_for_good_goes_back_with_all_behind_it_while_upstream_goes_on
     run = flow.start(spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0, restart_limit=0)
     run.trigger_checkpoint()
     epoch = run.trigger_checkpoint()
-    upstream = run._supervisors[OperatorId("numbers")]
+    upstream = run._parts.workers.supervisors[OperatorId("numbers")]
     fuse.write_text("burns once")
-    while "regional" not in run.status()["recovery"]["counts"]:
+    while "regional" not in run.status().recovery.counts:
         assert not run.await_termination("50ms")
-    generation = run._coordinator._core.generation
+    generation = run._parts.coordinator._core.generation
     run.process_all_available()
     status = run.status()
     run.stop()
-    assert run._supervisors[OperatorId("numbers")] is upstream
-    assert (upstream.restarts, status["operators"]["numbers"]["rows"]) == (0, 6_000)
-    [record] = [one for one in run._coordinator._snapshots.generations() if one.generation == generation]
+    assert run._parts.workers.supervisors[OperatorId("numbers")] is upstream
+    assert (upstream.restarts, status.operators["numbers"].rows) == (0, 6_000)
+    [record] = [
+        one
+        for one in LocalStore.reading(run._parts.definition.layout).generations.load_all()
+        if one.generation == generation
+    ]
     assert (record.path, record.restored_epoch) == ("regional", epoch)
     assert sorted(ledger_ids(tmp_path)) == list(range(6_000))
     assert sum(payments for payments, _ in published_totals(tmp_path).values()) == 6_000
@@ -273,7 +279,7 @@ def test_an_operator_that_always_fails_ends_the_flow_with_its_whole_error(spark:
     )
     with pytest.raises(FlowFailedError, match="always broken"):
         run.await_termination("120s")
-    assert run.status()["state"] == "failed"
+    assert run.status().state == "failed"
 
 
 def test_definition_errors_are_found_before_anything_starts(spark: SparkSession, tmp_path: Path) -> None:
@@ -354,7 +360,7 @@ def test_input_that_is_gone_is_named_before_a_restore_is_tried(spark: SparkSessi
 
     (inbox / "one.txt").write_text("one\n")
     run = begin(retain_checkpoints=5)
-    assert run.status()["operators"]["lines"]["sources"] == [{"source": "text", "guarded": True, "note": ""}]
+    assert run.status().operators["lines"].sources == [SourceStatus(source="text", guarded=True)]
     run.process_all_available()
     epoch = run.trigger_checkpoint()
     (inbox / "two.txt").write_text("two\n")
@@ -366,14 +372,14 @@ def test_input_that_is_gone_is_named_before_a_restore_is_tried(spark: SparkSessi
     assert f"epoch {epoch}" in str(refused.value)
     # Nothing was changed, and whoever does not go back needs it not.
     run = begin(retain_checkpoints=5)
-    assert run.status()["recovery"]["path"] == "resume" and run.status()["recovery"]["lost_input"] == []
+    assert run.status().recovery.path == "resume" and run.status().recovery.lost_input == []
     run.stop()
     run = begin(retain_checkpoints=5, restore_to=epoch, missing_input="continue")
-    (lost,) = run.status()["recovery"]["lost_input"]
-    assert (lost["operator"], lost["parts"]) == ("lines", 1) and lost["what"].endswith("two.txt")
+    (lost,) = run.status().recovery.lost_input
+    assert (lost.operator, lost.parts) == ("lines", 1) and lost.what.endswith("two.txt")
     assert b'cutline_lost_input_total{flow="files",operator="lines"} 1.0' in generate_latest(run.metrics.registry)
-    recorded = LocalSnapshotStore.reading(Layout(tmp_path / "storage", flow.name)).generations()[-1].lost_input
-    assert [one.what for one in recorded] == [lost["what"]]
+    recorded = LocalStore.reading(Layout(tmp_path / "storage", flow.name)).generations.load_all()[-1].lost_input
+    assert [one.what for one in recorded] == [lost.what]
     run.process_all_available()
     run.stop()
     assert [row["value"] for row in spark.read.parquet(str(tmp_path / "table")).collect()] == ["one"]

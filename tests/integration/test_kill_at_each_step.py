@@ -28,6 +28,7 @@ from pathlib import Path
 import pytest
 
 from cutline.base.crashpoints import ENVIRONMENT_VARIABLE, POINTS, REACHED, VICTIM_VARIABLE, VICTIMS
+from cutline.testing.servers.lifetime import start_child
 from tests.support.kill_worker import CARD_ROWS, UPI_ROWS
 from tests.support.payments import assert_exactly_once, ledger_ids, published_totals
 
@@ -179,7 +180,7 @@ def run_worker(folder: Path, mode: str, step: Step | None = None, victim: str = 
     back = ["back"] if step is not None and step.goes_back else []
     started_s, reached_s = time.monotonic(), None
     lines = []
-    with subprocess.Popen(
+    with start_child(
         [sys.executable, "-m", "tests.support.kill_worker", str(folder), mode, *back],
         env=environment,
         stdout=subprocess.PIPE,
@@ -251,7 +252,7 @@ def test_every_point_has_its_step() -> None:
     "points", [pytest.param(SHARPEST, id="sharpest"), pytest.param(frozenset(POINTS), id="all", marks=pytest.mark.soak)]
 )
 def test_killed_at_each_step_in_turn_it_publishes_exactly_once(tmp_path: Path, points: frozenset[str]) -> None:
-    """At every point without Spark: ``tests/torture/test_torture_…``."""
+    """At every point without Spark: ``tests/unit/sinks/test_torture_…``."""
     steps = [step for step in CHAIN if step.point in points]
     assert len(steps) >= len(points)
     for number, step in enumerate(steps):

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from cutline.base.crashpoints import ENVIRONMENT_VARIABLE
-from cutline.connectors.nats.sink import read_published
+from cutline.connectors.nats.reader import read_published
 from cutline.errors import LostInputError
 from cutline.testing.servers.nats import NatsServer
 from tests.support.nats_worker import IN, OUT, build, settings
@@ -98,8 +98,8 @@ def test_dropped_input_is_refused_by_its_range_or_given_up(
         with pytest.raises(LostInputError, match="stream IN: sequences 61 to 80"):
             begin(restore_to=epoch)
         run = begin(restore_to=epoch, missing_input="continue")
-        (lost,) = run.status()["recovery"]["lost_input"]
-        assert (lost["what"], lost["parts"]) == ("stream IN: sequences 61 to 80", 20)
+        (lost,) = run.status().recovery.lost_input
+        assert (lost.what, lost.parts) == ("stream IN: sequences 61 to 80", 20)
         assert b'flow="relay",operator="numbers"} 20.0' in generate_latest(run.metrics.registry)
         stream.publish_many(b"%d" % number for number in range(100, 110))
         run.process_all_available()

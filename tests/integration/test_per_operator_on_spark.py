@@ -64,7 +64,7 @@ def start(spark: SparkSession, tmp_path: Path) -> RunningFlow:
 
 
 def last_batches(run: RunningFlow) -> dict[str, int]:
-    return {name: run.status()["operators"][name]["batch"] for name in OPERATORS}
+    return {name: run.status().operators[name].batch for name in OPERATORS}
 
 
 def assert_right(spark: SparkSession, tmp_path: Path, *, files: int) -> None:
@@ -87,22 +87,22 @@ def test_each_operator_comes_back_alone_and_repeats_its_log_exactly(
     for number in range(4, 14):  # past the tenth file, where Spark compacts its list of files
         deliver(tmp_path, number)
         for operator in OPERATORS:
-            run._wait_processed(OperatorId(operator))
+            run._draining.wait_processed(OperatorId(operator))
     run.stop()
     before = last_batches(run)
     for operator in lost:
         shutil.rmtree(tmp_path / "storage" / "shop" / "spark" / operator)
 
     run = start(spark, tmp_path)
-    assert run.status()["recovery"]["path"] == "alone"
+    assert run.status().recovery.path == "alone"
     assert last_batches(run) == before, "no log goes back"
     run.process_all_available()
-    repeated = {name: run._operators[OperatorId(name)].repeated_total for name in OPERATORS}
+    repeated = {name: run._parts.workers.operators[OperatorId(name)].replay.repeated_total for name in OPERATORS}
     assert last_batches(run) == before, "what is repeated is in the logs already"
     assert (repeated["orders"], repeated["first_seen"] > 0) == (0, "first_seen" in lost), "without state, none is"
     deliver(tmp_path, 14, 15)
     run.process_all_available()
-    assert run.status()["operators"]["orders"]["restarts"] == 0
+    assert run.status().operators["orders"].restarts == 0
     run.stop()
     assert_right(spark, tmp_path, files=16)
 
@@ -139,16 +139,16 @@ def test_an_operator_that_fails_for_good_goes_back_alone_while_all_others_go_on(
     options: dict[str, Any] = {"mode": "per-operator", "checkpoint_interval": "400ms", "restart_limit": 0}
     run = flow.start(spark=spark, storage=str(tmp_path / "storage"), **options)
     run.trigger_checkpoint()
-    others = run._supervisors[OperatorId("numbers")]
+    others = run._parts.workers.supervisors[OperatorId("numbers")]
     fuse.write_text("burns once")
-    while "alone" not in run.status()["recovery"]["counts"]:
+    while "alone" not in run.status().recovery.counts:
         assert not run.await_termination("50ms")
     run.process_all_available()
     status = run.status()
     run.stop()
-    assert run._supervisors[OperatorId("numbers")] is others
+    assert run._parts.workers.supervisors[OperatorId("numbers")] is others
     assert others.restarts == 0
-    assert status["operators"]["numbers"]["rows"] == 4_000
+    assert status.operators["numbers"].rows == 4_000
     assert sorted(row.payment_id for row in spark.read.parquet(str(tmp_path / "ledger")).collect()) == list(
         range(4_000)
     )

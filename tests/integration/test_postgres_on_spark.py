@@ -88,7 +88,7 @@ def test_two_tables_agree_at_every_moment(spark: SparkSession, tmp_path: Path, p
         run.trigger_checkpoint(timeout=120)
         run.stop()
         run = start(spark, tmp_path, dsn, restore_to=first)
-        assert run.status()["recovery"]["path"] == "local"
+        assert run.status().recovery.path == "local"
         run.process_all_available()
         run.stop()
     wrong = [counts for counts in seen if counts[:2] != counts[2:]]

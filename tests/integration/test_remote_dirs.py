@@ -75,10 +75,10 @@ def test_it_comes_back_from_what_is_left(spark: SparkSession, tmp_path: Path, el
     assert {one.name for one in home(tmp_path).iterdir()} == {"cards", "totals", "upi"}
     damage(tmp_path)
     run = start(spark, tmp_path, elsewhere, upi=2_000, state_backend=backend)
-    recovery = run.status()["recovery"]
-    assert recovery["path"] == path, recovery
+    recovery = run.status().recovery
+    assert recovery.path == path, recovery
     if path != "resume":
-        assert recovery["epoch"] == epoch
+        assert recovery.epoch == epoch
         # The directory of the life before is gone with it.
         assert len(list((home(tmp_path) / "totals").glob("g??????"))) == 1
     run.process_all_available()

@@ -24,9 +24,10 @@ from cutline.connectors.kafka.client import Bounds, bounds_of
 from cutline.errors import ConfigError, LostInputError
 from cutline.flow import Flow
 from cutline.model.layout import Layout
+from cutline.model.status import SourceStatus
 from cutline.runtime.handle import RunningFlow
 from cutline.sinks import Parquet
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 from tests.support.kafka_mock import MockKafka
 from tests.support.passfile import with_passfile
 from tests.support.streams import Stream
@@ -79,11 +80,11 @@ class Guarded:
         """Refused by the range; and without it, it stands everywhere. Returns what is published then."""
         with pytest.raises(LostInputError) as refused:
             self.start(restore_to=epoch)
-        assert f"since epoch {epoch} is gone: {what}; going back would silently lose" in str(refused.value)
+        assert f"since epoch {epoch} is gone: {what}; a restore would silently lose" in str(refused.value)
         run = self.start(restore_to=epoch, missing_input="continue")
-        (lost,) = run.status()["recovery"]["lost_input"]
-        assert (lost["operator"], lost["what"], lost["parts"]) == ("rows", what, parts)
-        (recorded,) = LocalSnapshotStore.reading(self.layout).generations()[-1].lost_input
+        (lost,) = run.status().recovery.lost_input
+        assert (lost.operator, lost.what, lost.parts) == ("rows", what, parts)
+        (recorded,) = LocalStore.reading(self.layout).generations.load_all()[-1].lost_input
         assert (recorded.what, recorded.parts) == (what, parts)
         counted = f'cutline_lost_input_total{{flow="guarded",operator="rows"}} {parts}.0'
         assert counted.encode() in generate_latest(run.metrics.registry)
@@ -186,9 +187,7 @@ def test_a_generator_with_other_options(spark: SparkSession, tmp_path: Path) -> 
     run.stop()
     options["rows"] = 500
     run = flow.start()
-    assert run.status()["operators"]["rows"]["sources"] == [
-        {"source": "cutline_generator", "guarded": True, "note": ""}
-    ]
+    assert run.status().operators["rows"].sources == [SourceStatus(source="cutline_generator", guarded=True)]
     run.process_all_available()
     run.stop()
     options["seed"] = 8
@@ -213,11 +212,11 @@ def test_a_source_that_nobody_can_ask_is_reported_as_not_guarded(
     flow = Guarded(spark, tmp_path, read)
     with caplog.at_level(logging.WARNING, "cutline"):
         run = flow.start()
-    (source,) = run.status()["operators"]["rows"]["sources"]
-    assert (source["source"], source["guarded"]) == ("rate-micro-batch", False) and "keep it" in source["note"]
+    (source,) = run.status().operators["rows"].sources
+    assert (source.source, source.guarded) == ("rate-micro-batch", False) and "keep the input" in source.note
     (line,) = [record.getMessage() for record in caplog.records if "source_not_guarded" in record.getMessage()]
     assert "operator=rows source=rate-micro-batch" in line
-    wait_until(lambda: run.status()["operators"]["rows"]["batch"] > 0)
+    wait_until(lambda: run.status().operators["rows"].batch > 0)
     epoch = run.trigger_checkpoint()
     run.stop()
     storage = {"CUTLINE_STORAGE": str(tmp_path / "storage")}
@@ -225,5 +224,5 @@ def test_a_source_that_nobody_can_ask_is_reported_as_not_guarded(
     (checked,) = json.loads(told.stdout)["epochs"]
     assert "rows: source 0 is not guarded" in checked["notes"][0] and checked["problems"] == []
     run = flow.start(restore_to=epoch)
-    assert run.status()["recovery"]["path"] == "local", "it works like any other"
+    assert run.status().recovery.path == "local", "it works like any other"
     run.stop()

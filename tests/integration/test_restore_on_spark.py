@@ -15,7 +15,7 @@ from cutline.model.layout import Layout
 from cutline.runtime.stores import store_at
 from cutline.savepoints.store import Savepoints
 from cutline.sinks import Delta, Parquet
-from tests.support.payments import ledger_ids
+from tests.support.orders import ledger, start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,10 +42,6 @@ def orders_flow(name: str, tables: Path, *, source: str = "orders") -> Flow:
     return flow
 
 
-def ledger(tables: Path) -> list[int]:
-    return sorted(ledger_ids(tables))
-
-
 def totals(tables: Path) -> dict[int, tuple[int, int]]:
     """Per merchant: its newest orders and amount."""
     newest: dict[int, tuple[int, int]] = {}
@@ -58,15 +54,9 @@ def totals(tables: Path) -> dict[int, tuple[int, int]]:
 
 def wait_for_rows(run: Any) -> None:
     """Until something has been counted since now."""
-    rows = run.status()["operators"]["totals"]["rows"]
-    while run.status()["operators"]["totals"]["rows"] == rows:
+    rows = run.status().operators["totals"].rows
+    while run.status().operators["totals"].rows == rows:
         assert not run.await_termination("20ms")
-
-
-def start(spark: SparkSession, flow: Flow, tmp_path: Path, **more: Any) -> Any:
-    return flow.start(
-        spark=spark, storage=str(tmp_path / "storage"), checkpoint_interval=0, retain_checkpoints=20, **more
-    )
 
 
 def test_taken_back_to_the_fourth_of_ten_epochs_the_tables_end_as_if_it_had_never_gone_further(
@@ -85,7 +75,7 @@ def test_taken_back_to_the_fourth_of_ten_epochs_the_tables_end_as_if_it_had_neve
     assert len(ledger(tmp_path)) > len(seen[3][0]) > 0
 
     run = start(spark, orders_flow("orders", tmp_path), tmp_path, restore_to=epochs[3])
-    assert (run.status()["recovery"]["path"], run.status()["recovery"]["epoch"]) == ("local", epochs[3])
+    assert (run.status().recovery.path, run.status().recovery.epoch) == ("local", epochs[3])
     assert (ledger(tmp_path), totals(tmp_path)) == seen[3], "readers see what they saw then"
     run.process_all_available()
     run.stop()
@@ -103,11 +93,11 @@ def test_a_clone_and_its_origin_differ_only_by_what_each_has_done_since(spark: S
     savepoints.clone("branch", target, FlowName("second"), rename={"orders": "purchases"})
     run.stop()
     second = start(spark, orders_flow("second", tmp_path / "second", source="purchases"), tmp_path)
-    assert (second.status()["recovery"]["path"], second.status()["recovery"]["epoch"]) == ("local", card.epoch)
+    assert (second.status().recovery.path, second.status().recovery.epoch) == ("local", card.epoch)
     second.process_all_available()
     second.stop()
     run = start(spark, orders_flow("first", tmp_path / "first"), tmp_path)
-    assert run.status()["recovery"]["path"] == "resume"
+    assert run.status().recovery.path == "resume"
     run.process_all_available()
     run.stop()
     assert ledger(tmp_path / "first") == list(range(ROWS))

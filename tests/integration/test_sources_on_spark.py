@@ -45,7 +45,7 @@ def run_twice(
         run.process_all_available()
         run.trigger_checkpoint()
         run.stop()
-        return str(run.status()["recovery"]["path"])
+        return str(run.status().recovery.path)
 
     feed()
     assert once() == "fresh"

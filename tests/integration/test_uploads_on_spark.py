@@ -20,8 +20,9 @@ from cutline.errors import ExecutorsFailedError
 from cutline.model.layout import Layout
 from cutline.objects import open_store
 from cutline.spark.executor_jobs import SparkExecutors
-from cutline.tiers.executor_transfer import ExecutorCarrier, ThreadCarrier
-from cutline.tiers.transfer import FETCH, SEND, Carried, File, sha256_of
+from cutline.tiers.driver_transfer import DriverTransfer
+from cutline.tiers.executor_transfer import ExecutorTransfer
+from cutline.tiers.transfer import DOWNLOAD, UPLOAD, File, Transferred, sha256_of
 from tests.support import jvm_lost_while_sending
 from tests.support.payments import assert_exactly_once, payments_flow
 
@@ -65,17 +66,17 @@ def test_executors_carry_blobs_to_s3_and_back(spark: SparkSession, tmp_path: Pat
     root = layout.root
     root.mkdir()
     layout.identity.write_bytes(b"the flow's folder")
-    driver = ThreadCarrier(store, root, 1)
+    driver = DriverTransfer(store, root, 1)
     # A driver that carries nothing itself: whatever is done was done by the executors.
     driver.give_up()
-    carrier = ExecutorCarrier(executors, opening, layout, driver, least_bytes=1)
+    carrier = ExecutorTransfer(executors, opening, layout, driver, least_bytes=1)
     files = [*blobs(root, 6, 100_000), *blobs(root, 1, 34 << 20)]
-    done: list[Carried] = []
-    carrier.carry(SEND, files, lambda carried, _: done.append(carried))
+    done: list[Transferred] = []
+    carrier.run(UPLOAD, files, lambda carried, _: done.append(carried))
     assert {one.file for one in done} == set(files)
     assert {info.path: info.size_bytes for info in store.walk()} == dict(files)
     shutil.rmtree(root / "blobs")
-    carrier.carry(FETCH, files, lambda *_: None)
+    carrier.run(DOWNLOAD, files, lambda *_: None)
     assert all(sha256_of(root / file.name) == file.name.rpartition("/")[2] for file in files)
 
 
@@ -126,7 +127,7 @@ def test_a_lost_host_comes_back_with_what_executors_sent(
     run.stop()
     shutil.rmtree(tmp_path / "storage")
     run = payments_flow(tmp_path, card_rows=2_000, upi_rows=1_000).start(spark=spark, **options)
-    assert run.status()["recovery"]["path"] == "remote"
+    assert run.status().recovery.path == "remote"
     assert CountingExecutors.files > sent
     run.process_all_available()
     run.trigger_checkpoint()

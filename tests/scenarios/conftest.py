@@ -1,15 +1,14 @@
-"""For the tests of the service."""
+"""For the tests of whole flows without Spark."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.fast import _no_waiting_for_the_disk
+from tests.support.fast import every_file_is_a_blob, no_waiting_for_the_disk
 
-__all__ = ["_no_waiting_for_the_disk"]
+__all__ = ["every_file_is_a_blob", "no_waiting_for_the_disk"]
 
 
 @pytest.fixture(autouse=True)
-def every_file_is_a_blob(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snapshots made by hand hold only small files; tests that damage or count blobs want them all as blobs."""
-    monkeypatch.setattr("cutline.storage.checkpoints.INLINE_BYTES", -1)
+def _every_file_is_a_blob(every_file_is_a_blob: None) -> None:
+    """In all of them."""

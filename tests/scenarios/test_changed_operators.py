@@ -10,26 +10,8 @@ import pytest
 
 from cutline.errors import ConfigError, RecoveryError
 from cutline.model.ids import OperatorId
+from tests.support.changes import AFTER, BEFORE, CHANGES, NEW_TABLES, TABLES, first_life
 from tests.support.changing import ChangingFlow, changing, counted
-
-#: numbers ── totals ── (table), and a copy of the numbers in a log of its own
-BEFORE = {"numbers": (), "totals": ("numbers",), "copy": ("numbers",)}
-TABLES = {"table": "totals", "copies": "copy"}
-#: totals is called sums, copy is gone, late is new
-AFTER = {"numbers": (), "sums": ("numbers",), "late": ("sums",)}
-NEW_TABLES = {"table": "sums", "latest": "late"}
-CHANGES = {"rename": {"totals": "sums"}, "allow_dropped": True}
-
-
-def first_life(storage: Path, *, more: int = 2) -> int:
-    """Three numbers and a checkpoint, then ``more`` that will be given up; returns the checkpoint."""
-    with changing(storage, BEFORE, TABLES) as flow:
-        flow.emit(3)
-        epoch = flow.settle()
-        flow.emit(more)
-        flow.settle()
-        assert flow.table("table") == counted(0, 3 + more)
-    return epoch
 
 
 def goes_on_right(flow: ChangingFlow, *, emitted: int = 4) -> None:
@@ -86,7 +68,7 @@ def test_names_may_be_swapped(tmp_path: Path) -> None:
         flow.emit(2)
         flow.settle()
         assert flow.table("first") == flow.table("second") == counted(0, 5)
-        assert epoch in flow.snapshots.epochs()
+        assert epoch in flow.checkpoints.epochs()
     # And back, as it was: what the old logs hold is still there, although others have had their names.
     with changing(tmp_path, edges, {"first": "one", "second": "two"}, restore_to=epoch) as flow:
         flow.emit(3)
@@ -131,7 +113,7 @@ def test_what_no_sink_had_published_is_published_under_the_new_name(tmp_path: Pa
             flow.read_all()
             flow.coordinator.request_checkpoint(None)
             flow.wait(partial(is_stored, flow, expected))
-        epoch = flow.snapshots.epochs()[-1]
+        epoch = flow.checkpoints.epochs()[-1]
     finally:
         flow.stop()
     assert flow.table("table") == counted(0, 2)
@@ -144,7 +126,7 @@ def test_what_no_sink_had_published_is_published_under_the_new_name(tmp_path: Pa
 
 
 def is_stored(flow: ChangingFlow, epoch: int) -> bool:
-    return epoch in flow.snapshots.epochs()
+    return epoch in flow.checkpoints.epochs()
 
 
 # ------------------------------------------------------------------------------------------------- joining
@@ -175,7 +157,7 @@ def test_one_that_joins_reads_what_the_log_still_holds(tmp_path: Path) -> None:
     edges = {**BEFORE, "late": ("numbers",), "source": ()}
     with changing(tmp_path, edges, {**TABLES, "last": "late", "own": "source"}, retain_checkpoints=1) as flow:
         start = flow.operators[OperatorId("numbers")].channel.start
-        note = next(row["note"] for row in flow.run.status()["recovery"]["operators"] if row["now"] == "late")
+        note = next(row.note for row in flow.run.status().recovery.operators if row.now == "late")
         assert f"numbers from entry {start} on" in note
         for _ in range(3):
             flow.emit(2)
@@ -227,7 +209,7 @@ def test_damaged_before_the_first_checkpoint_with_the_new_operator_the_flow_come
         (
             {"digits": (), "totals": ("digits",), "copy": ("digits",)},
             {"allow_dropped": True},
-            "numbers is no longer there, and this operator was reading it",
+            "numbers no longer exists, but this operator was reading it",
         ),
     ],
 )
@@ -245,7 +227,7 @@ def test_what_cannot_be_meant_is_refused_and_nothing_changes(
 
 def test_renames_need_a_checkpoint_to_go_back_to(tmp_path: Path) -> None:
     first_life(tmp_path)
-    with pytest.raises(ConfigError, match="only on the way back"):
+    with pytest.raises(ConfigError, match="only when a checkpoint or savepoint is restored"):
         ChangingFlow(tmp_path, AFTER, NEW_TABLES, **CHANGES)  # type: ignore[arg-type]
     with pytest.raises(RecoveryError, match=r"the last run holds operators .*: copy, totals; new in the code: sums"):
         ChangingFlow(tmp_path, AFTER, NEW_TABLES)

@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cutline.base.crashpoints import CARRY_POINTS
+from cutline.base.crashpoints import EVOLUTION_POINTS
+from cutline.channels.entry_files import data_dir
 from cutline.cli.main import app
 from cutline.errors import FlowFailedError, RecoveryError
-from cutline.model.entries import data_dir
 from cutline.model.ids import OperatorId
 from cutline.model.layout import Layout
-from cutline.model.restore_request import RestoreWish, store_wish
-from tests.scenarios.test_changed_operators import AFTER, BEFORE, CHANGES, NEW_TABLES, TABLES, first_life
+from cutline.model.restore_request import RestoreRequest
+from cutline.runtime.launch import store_request
+from tests.support.changes import AFTER, BEFORE, CHANGES, NEW_TABLES, TABLES, first_life
 from tests.support.changing import ChangingFlow, changing, counted
 from tests.support.killing import is_killed_at
 
-ON_THE_WAY = [*CARRY_POINTS, "restore-dirs-built", "restore-generation", "sink-rewind-half"]
+ON_THE_WAY = [*EVOLUTION_POINTS, "restore-dirs-built", "restore-generation", "sink-rewind-half"]
 AFTERWARDS = ["after-barrier", "after-record", "after-manifest", "sink-commit-half", "mid-truncate", "mid-collect"]
 REMOTELY = ["remote-carried", "remote-told", "remote-sent"]
 
@@ -31,7 +32,7 @@ def layout_of(storage: Path) -> Layout:
 
 
 def wish(storage: Path, epoch: int) -> None:
-    store_wish(layout_of(storage), RestoreWish(to=str(epoch), rename={"totals": "sums"}, allow_dropped=True))
+    store_request(layout_of(storage), RestoreRequest(to=str(epoch), rename={"totals": "sums"}, allow_dropped=True))
 
 
 def finishes(flow: ChangingFlow, table: str = "table") -> None:
@@ -101,7 +102,7 @@ def test_killed_anywhere_and_asked_no_more_either_nothing_has_changed_or_all_has
             assert flow.table("table") == counted(0, 5)
             finishes(flow)
             finishes(flow, "copies")
-            flow.wait(lambda: len(flow.snapshots.epochs()) == 1)
+            flow.wait(lambda: len(flow.checkpoints.epochs()) == 1)
             flow.wait(lambda: not flow.layout.channel(OperatorId("sums")).exists())
     whole_and_tidy(tmp_path)
 
@@ -181,7 +182,7 @@ def test_what_is_left_of_old_operators_goes_with_the_last_checkpoint_that_has_th
         for _ in range(3):
             flow.emit(1)
             flow.settle()
-        flow.wait(lambda: epoch not in flow.snapshots.epochs())
+        flow.wait(lambda: epoch not in flow.checkpoints.epochs())
         flow.wait(lambda: not any(folder.exists() for folder in folders))
         assert flow.table("table") == counted(0, 6)
     whole_and_tidy(tmp_path)
@@ -231,9 +232,9 @@ def test_a_region_goes_back_while_the_changed_flow_runs(tmp_path: Path) -> None:
         flow.emit(2)
         flow.settle()
         service = flow.operators[OperatorId("sums")]
-        flow.run._regions.operator_failed(service, FlowFailedError("it fails", flow="changing", operator="sums"))
+        flow.run._parts.regions.operator_failed(service, FlowFailedError("it fails", flow="changing", operator="sums"))
         flow.wait(lambda: flow.operators[OperatorId("sums")] is not service)
-        flow.wait(lambda: not flow.run._regions._lock.locked())
+        flow.wait(lambda: not flow.run._parts.regions._lock.locked())
         finishes(flow)
     with changing(tmp_path, AFTER, NEW_TABLES) as flow:
         finishes(flow)
@@ -293,7 +294,7 @@ def test_the_host_is_lost_right_after_the_change(tmp_path: Path, point: str | No
     with changing(tmp_path, AFTER, NEW_TABLES, **remote(tmp_path)) as flow:
         assert flow.recovered.path == "remote"
         finishes(flow)
-        assert flow.run.wait_remote(flow.snapshots.epochs()[-1])
+        assert flow.run.wait_remote(flow.checkpoints.epochs()[-1])
     cli(tmp_path, "verify", "--deep")
 
 
@@ -328,7 +329,7 @@ def test_a_savepoint_is_restored_with_other_operators_after_its_checkpoint_was_c
     said = cli(tmp_path, "restore", "--to", "before", "--rename", "totals=sums", "--dry-run")
     assert "renamed" in said
     assert "--code" in said
-    assert not layout_of(tmp_path).restore_wish.exists()
+    assert not layout_of(tmp_path).restore_request.exists()
     refused = CliRunner().invoke(
         app,
         [
@@ -353,11 +354,11 @@ def test_a_savepoint_is_restored_with_other_operators_after_its_checkpoint_was_c
         ("dropped", "copy", None),
         ("added", None, "late"),
     }
-    assert "goes back to epoch" in cli(tmp_path, *asked)
+    assert "restores epoch" in cli(tmp_path, *asked)
     with changing(tmp_path, AFTER, NEW_TABLES) as flow:
         assert flow.table("table") == counted(0, 3)
         finishes(flow)
-    assert not layout_of(tmp_path).restore_wish.exists()
+    assert not layout_of(tmp_path).restore_request.exists()
     whole_and_tidy(tmp_path)
     # And the savepoint is as good as before: the old flow comes back from it.
     with changing(tmp_path, BEFORE, TABLES, restore_to="before") as flow:

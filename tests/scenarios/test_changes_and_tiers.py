@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cutline.errors import LostInputError
-from tests.scenarios.test_changed_operators import AFTER, BEFORE, CHANGES, NEW_TABLES, TABLES
+from tests.support.changes import AFTER, BEFORE, CHANGES, NEW_TABLES, TABLES
 from tests.support.changing import ChangingFlow, changing, counted
 
 TWO_SOURCES = {"numbers": (), "totals": ("numbers",), "others": (), "copy": ("others",)}
@@ -26,7 +26,7 @@ def test_rows_of_a_checkpoint_with_dropped_operators_move_with_the_others(tmp_pa
     ):
         pass
     with changing(tmp_path, ONE_SOURCE, tables, channel_store=(tmp_path / "b").as_uri()) as flow:
-        assert epoch in flow.snapshots.epochs(), "it is kept, and may be restored"
+        assert epoch in flow.checkpoints.epochs(), "it is kept, and may be restored"
     with changing(tmp_path, TWO_SOURCES, both, channel_store=(tmp_path / "b").as_uri(), restore_to=epoch) as flow:
         assert flow.recovered.restored_epoch == epoch
 

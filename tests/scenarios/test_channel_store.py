@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from cutline.base.clock import now_ms
+from cutline.base.retry import Retry
 from cutline.channels.segment_store import PLACE_FILE, SegmentStore, whereabouts
 from cutline.errors import ConfigError, NotDone
-from cutline.maintenance.gc_local import LiveCollection
+from cutline.maintenance.gc_live import LiveCollection
 from cutline.model.ids import Position
 from cutline.objects import open_store
-from tests.scenarios.test_remote_tier import Faults, copied, lose_host, remote
-from tests.scenarios.test_running import assert_each_once, running
 from tests.support.killing import is_killed_at
+from tests.support.remote import Faults, copied, lose_host, remote
+from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 
 
@@ -132,7 +133,7 @@ def test_a_savepoint_holds_the_rows_itself(tmp_path: Path) -> None:
         future = flow.request()
         flow.wait(future.done)
         epoch = future.result()
-        flow.run._savepoints.create("keep", flow.snapshots.load_manifest(epoch), is_drained=False)
+        flow.run._parts.stores.savepoints.create("keep", flow.checkpoints.load_manifest(epoch), is_drained=False)
         flow.emit(2)
         for _ in range(4):
             flow.checkpoint()
@@ -173,7 +174,7 @@ def test_damaged_rows_are_found_and_never_restored(tmp_path: Path, harm: str) ->
 
 
 def test_a_store_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutline.objects.waiting.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.objects.waiting.STORE_RETRY", Retry(deadline_s=60.0))
     with running(tmp_path, **stored(tmp_path)) as flow:
         flow.emit(2)
         for _ in range(2):
@@ -198,7 +199,17 @@ def test_rows_that_no_entry_names_are_collected(tmp_path: Path) -> None:
     with running(tmp_path, **stored(tmp_path)) as flow:
         flow.emit(2)
         (home(flow) / NUMBERS / "orphan.arrow").write_bytes(b"of a task that died")
-        found = LiveCollection(flow.layout, flow.run._janitor, None, flow.metadata, now_ms()).collect(0)["findings"]
+        collection = LiveCollection(
+            flow.layout,
+            flow.run._parts.background.janitor,
+            None,
+            metadata=flow.metadata,
+            generations=flow.generations,
+            started_ms=now_ms(),
+            channels=flow.recovered.channels,
+            live_needs=list,
+        )
+        found = collection.collect(0)["findings"]
         orphans = [one["path"] for one in found if one["tier"] == "channel store"]
         assert orphans == ["channels/numbers/data/orphan.arrow"]
         assert segments_there(flow) == named(flow)

@@ -15,8 +15,8 @@ import pytest
 from deltalake import DeltaTable
 
 import cutline
+from cutline.connectors import shared_epochs
 from cutline.connectors.delta import log as delta_log
-from cutline.connectors.sqlite import share as sqlite_shares
 from cutline.errors import FencedError, FlowFailedError
 from cutline.model.ids import BatchId, Epoch, Generation, SinkId
 from cutline.sinks import Delta, Parquet, SQLite
@@ -42,7 +42,7 @@ def test_a_delta_commit_that_is_under_way_conflicts_with_a_claim(tmp_path: Path,
     case_of(new)
     new.claim()
     # It has looked before the claim and goes on from there: this is the very next thing that it does.
-    assert old._try_publish(permit, [late]) is not None
+    assert old._publication(permit, [late]).attempt() is not None
     assert new.published() == 1
     assert DeltaTable(str(tmp_path / "t")).to_pyarrow_table()["id"].to_pylist() == [1]
 
@@ -81,12 +81,12 @@ def test_while_two_tables_are_taken_over_one_by_one_neither_is_published_for_the
         staged[name] = [case.stage(1, rows(1))]
         tokens[name] = case.sink.prepare(Epoch(1), staged[name])
         permits[name] = case.permit(1, staged[name])
-    lives = sqlite_shares._lives
-    monkeypatch.setattr(sqlite_shares, "_lives", {os.getpid(): "another"})
+    lives = shared_epochs._processes
+    monkeypatch.setattr(shared_epochs, "_processes", {os.getpid(): "another"})
     new = tables()
     assert isinstance(new["a"].sink, SQLite)
     new["a"].sink.claim()
-    monkeypatch.setattr(sqlite_shares, "_lives", lives)
+    monkeypatch.setattr(shared_epochs, "_processes", lives)
     old["b"].sink.commit(permits["b"], staged["b"], tokens["b"])
     assert (new["a"].sink.published(), new["b"].sink.published()) == (None, 1)
     with pytest.raises(FencedError):
@@ -114,9 +114,9 @@ def test_every_start_takes_its_sinks_over(tmp_path: Path) -> None:
     with contextlib.suppress(FencedError, FlowFailedError, CancelledError):
         old.drain()
     deadline = time.monotonic() + 30
-    while old.run._failure is None and time.monotonic() < deadline:
+    while old.run._lifecycle.failure is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert isinstance(old.run._failure, FencedError)
+    assert isinstance(old.run._lifecycle.failure, FencedError)
     new.step(EVENTS)
     new.drain()
     found = cutline.read(Delta(tmp_path / "events")).to_arrow().to_pylist()

@@ -18,25 +18,25 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cutline.cli.gc import _collect, _replica
+from cutline.channels import entry_files as codec
+from cutline.cli.gc import _collect, _remote_tier
 from cutline.cli.main import app
+from cutline.config.loading import load_options
 from cutline.errors import ConfigError, FlowLockedError, NotDone
-from cutline.maintenance.gc_local import WHY
-from cutline.model import entries as codec
+from cutline.maintenance.findings import WHY
 from cutline.model.entries import BarrierEntry
 from cutline.model.ids import BatchId, Epoch, Generation, OperatorId, Position
 from cutline.model.layout import Layout
 from cutline.objects import open_store
-from cutline.runtime.launch import load_options
 from cutline.runtime.lock import FlowLock, running_pid
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 from cutline.storage.metadata.sqlite import SqliteMetadata
 from cutline.transport.request_files import ask
-from tests.scenarios.test_remote_tier import Faults, copied
-from tests.scenarios.test_running import assert_each_once, running
 from tests.support.busy import BusyFlow, damage_in, fetch_all, gc_in, live_busily, run_gc, settings
 from tests.support.explaining import unexplained, unexplained_remotely
 from tests.support.killing import is_killed_after, is_killed_at
+from tests.support.remote import Faults, copied
+from tests.support.running import assert_each_once, running
 from tests.support.spark_dirs import content_of
 from tests.support.sparkless import NUMBERS, TOTALS
 
@@ -50,7 +50,7 @@ def ran(storage: Path, checkpoints: int = 3) -> Layout:
             flow.emit(2)
             copied(flow, flow.checkpoint())
         flow.wait(flow.coordinator.is_settled)
-        flow.run._replicator.collect()  # type: ignore[union-attr]
+        flow.run._parts.background.replicator.collect()  # type: ignore[union-attr]
     put(flow.layout.lock, b"")  # a flow on Spark has taken it
     return flow.layout
 
@@ -129,11 +129,11 @@ def assert_whole(storage: Path) -> int:
     count = 0
     if layout.checkpoints.is_dir():
         assert damage_in(layout) == []
-        count += len(LocalSnapshotStore.reading(layout).epochs())
+        count += len(LocalStore.reading(layout).checkpoints.epochs())
     if any((storage / "remote").glob("counting/checkpoints/*/manifest.json")):
         fetched = fetch_all(storage, storage / "fetched")
         assert damage_in(fetched) == []
-        count += len(LocalSnapshotStore.reading(fetched).epochs())
+        count += len(LocalStore.reading(fetched).checkpoints.epochs())
         shutil.rmtree(storage / "fetched")
     return count
 
@@ -333,7 +333,7 @@ def test_two_collectors_at_once(tmp_path: Path) -> None:
         options = load_options(
             {"storage": str(tmp_path / "storage"), "remote": str(tmp_path / "remote"), "retain_checkpoints": 2}
         )
-        replica = _replica(layout, options)
+        replica = _remote_tier(layout, options)
         found = _collect(layout, options, replica, grace_ms=0, is_dry_run=False, on_found=lambda _: None)
         gone[number] = [one.path for one in found.findings if one.tier == "local"]
 
@@ -370,7 +370,7 @@ def test_per_operator_mode(tmp_path: Path) -> None:
     orphan = put(flow.layout.blob("ab" * 32))
     where = ["--flow", "counting", "--storage", str(tmp_path / "storage"), "--grace", "0"]
     result = CliRunner().invoke(app, ["gc", *where])
-    assert result.exit_code == 0 and "went" in result.stdout, result.output
+    assert result.exit_code == 0 and "9 collected" in result.stdout, result.output
     assert not orphan.exists()
     assert damage_in(flow.layout) == []
     with running(tmp_path, mode="per-operator") as flow:
@@ -414,7 +414,7 @@ def test_a_running_flow_collects_by_itself_when_it_is_asked(tmp_path: Path) -> N
 def test_a_running_flow_collects_no_remote_tier_but_its_own(tmp_path: Path) -> None:
     with running(tmp_path) as flow:
         with pytest.raises(ConfigError, match="another remote tier, or none"):
-            flow.run._mailbox._handlers["gc"](grace_ms=0, remote="file:///elsewhere")
+            flow.run._handlers.by_kind()["gc"](grace_ms=0, remote="file:///elsewhere")
         answer = ask(flow.layout.requests, "gc", {"grace_ms": 0}, seconds=20, wait=lambda: None)
         assert answer == {"findings": [], "in_doubt": []}
 
@@ -422,7 +422,7 @@ def test_a_running_flow_collects_no_remote_tier_but_its_own(tmp_path: Path) -> N
 def test_before_the_first_copy_of_a_life_the_remote_tier_keeps_all_its_checkpoints(tmp_path: Path) -> None:
     ran(tmp_path)
     with running(tmp_path, **settings(tmp_path)) as flow:
-        flow.run._replicator.collect()  # type: ignore[union-attr]
+        flow.run._parts.background.replicator.collect()  # type: ignore[union-attr]
         assert [one for one in gc_in(flow)["findings"] if one["kind"] == "manifest"] == []
     assert assert_whole(tmp_path) >= 4
 
@@ -438,8 +438,8 @@ def test_a_damaged_record_in_the_remote_tier_does_not_end_the_flow(
         for _ in range(2):
             flow.emit(1)
             copied(flow, flow.checkpoint())
-        flow.wait(lambda: flow.run.status()["remote"]["failures"] > 0)
-        assert flow.run._failure is None
+        flow.wait(lambda: flow.remote_status().failures > 0)
+        assert flow.run._lifecycle.failure is None
 
 
 def test_what_was_sent_for_a_checkpoint_that_was_given_up_and_collected_is_sent_again(tmp_path: Path) -> None:

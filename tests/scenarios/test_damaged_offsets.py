@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.scenarios.test_remote_tier import copied, remote
-from tests.scenarios.test_running import assert_each_once, running
+from tests.support.remote import copied, remote
+from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS
 
 
@@ -16,7 +16,7 @@ def test_damaged_offsets_of_a_source_are_made_good_from_the_remote_tier(tmp_path
         flow.emit(4)
         epoch = flow.checkpoint()
         copied(flow, epoch)
-        record = flow.snapshots.load_record(flow.snapshots.load_manifest(epoch), NUMBERS)
+        record = flow.checkpoints.load_record(flow.checkpoints.load_manifest(epoch), NUMBERS)
         digest = next(file.sha256 for file in record.files() if file.path == f"offsets/{record.batch}")
         flow.layout.blob(digest).write_bytes(b"rotten")
     shutil.rmtree(tmp_path / "storage" / "counting" / "spark")

@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
+from cutline.base.backoff import Backoff
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import REMOTE_POINTS
 from cutline.errors import ConfigError, FencedError, NotDone
+from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, Generation, OperatorId
-from cutline.ports import Manifest
 from cutline.tiers.checkpoint_files import content_paths
-from cutline.tiers.early_upload import held
-from cutline.tiers.upload import Replica
-from tests.scenarios.test_remote_tier import Faults, copied, lose_host, remote, replica_of
-from tests.scenarios.test_running import assert_each_once, running
+from cutline.tiers.early_upload import protected
+from cutline.tiers.remote_tier import RemoteTier
 from tests.support.killing import is_killed_at
+from tests.support.remote import Faults, copied, lose_host, remote, replica_of
+from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 
 
@@ -34,16 +35,16 @@ def all_at_rest(tmp_path: Path) -> dict[str, Any]:
     return {**remote(tmp_path), "replicate_interval": "1h"}
 
 
-def replica_in(flow: SparklessFlow) -> Replica:
+def replica_in(flow: SparklessFlow) -> RemoteTier:
     """The one that the flow itself uses."""
-    assert flow.run._replicator is not None
-    return flow.run._replicator._replica
+    assert flow.run._parts.background.replicator is not None
+    return flow.run._parts.background.replicator._tier
 
 
 def make_seal_due(flow: SparklessFlow, epoch: int) -> None:
-    replicator = flow.run._replicator
+    replicator = flow.run._parts.background.replicator
     assert replicator is not None
-    replicator._last_s = float("-inf")
+    replicator.schedule.began(float("-inf"))
     replicator.completed(Epoch(epoch))
 
 
@@ -53,7 +54,7 @@ def names(flow: SparklessFlow, manifest: Manifest, *operators: OperatorId) -> se
 
 
 def there(flow: SparklessFlow, tmp_path: Path) -> set[str]:
-    return {info.path.removesuffix(".zst") for info in replica_of(flow, tmp_path)._store.walk()}
+    return {info.path.removesuffix(".zst") for info in replica_of(flow, tmp_path).store.walk()}
 
 
 def sealed_and_one_more(flow: SparklessFlow) -> Manifest:
@@ -61,14 +62,14 @@ def sealed_and_one_more(flow: SparklessFlow) -> Manifest:
     flow.emit(3)
     copied(flow, flow.checkpoint())
     flow.emit(2)
-    return flow.snapshots.load_manifest(Epoch(flow.checkpoint()))
+    return flow.checkpoints.load_manifest(Epoch(flow.checkpoint()))
 
 
 def collected_elsewhere(flow: SparklessFlow, tmp_path: Path, *, later_ms: int = 0) -> None:
     """By another process that knows the bucket only, without any grace."""
     other = replica_of(flow, tmp_path)
     now = now_ms() + 1_000 + later_ms
-    other.collect(set(other.epochs()), now_ms=now, grace_ms=0, check_fence=lambda: None)
+    other.collector.collect(set(other.checkpoints.epochs()), now_ms=now, grace_ms=0, check_fence=lambda: None)
 
 
 def comes_back(tmp_path: Path, epoch: int, **settings: Any) -> None:
@@ -88,21 +89,21 @@ def test_who_is_due_is_sent_ahead_and_what_is_still_needed_not_again_with_the_se
         manifest = sealed_and_one_more(flow)
         ahead, rest = names(flow, manifest, NUMBERS), names(flow, manifest, TOTALS) - names(flow, manifest, NUMBERS)
         flow.wait(lambda: ahead <= there(flow, tmp_path))
-        flow.wait(lambda: flow.run.status()["remote"]["ahead_bytes"] > 0)
+        flow.wait(lambda: flow.remote_status().ahead_bytes > 0)
         assert not rest <= there(flow, tmp_path)
-        assert replica_of(flow, tmp_path).epochs() == [1]
-        before = flow.run.status()["remote"]["files"]
+        assert replica_of(flow, tmp_path).checkpoints.epochs() == [1]
+        before = flow.remote_status().files
         sent_with_seal = rest - there(flow, tmp_path)
         make_seal_due(flow, 2)
         copied(flow, 2)
-        assert flow.run.status()["remote"]["files"] - before == len(sent_with_seal)
+        assert flow.remote_status().files - before == len(sent_with_seal)
     comes_back(tmp_path, 2, **own(tmp_path))
 
 
 def test_without_intervals_of_their_own_nothing_is_sent_ahead(tmp_path: Path) -> None:
     with running(tmp_path, **all_at_rest(tmp_path)) as flow:
         sealed_and_one_more(flow)
-        assert flow.run.status()["remote"]["ahead_bytes"] == 0
+        assert flow.remote_status().ahead_bytes == 0
         assert not any(name.startswith("ahead/") for name in there(flow, tmp_path))
 
 
@@ -113,15 +114,15 @@ def test_no_collector_takes_what_was_sent_ahead_however_long_ago(
     with running(tmp_path, **all_at_rest(tmp_path)) as flow:
         manifest = sealed_and_one_more(flow)
         replica, generation = replica_in(flow), flow.recovered.generation
-        replica.send_ahead(manifest, {NUMBERS}, generation)
+        replica.uploader.send_early(manifest, {NUMBERS}, generation)
         ahead = names(flow, manifest, NUMBERS)
         collected_elsewhere(flow, tmp_path)
-        assert flow.run._replicator is not None
-        flow.run._replicator.tidy(grace_ms=0, is_dry_run=False)
+        assert flow.run._parts.background.replicator is not None
+        flow.run._parts.background.replicator.collect_now(grace_ms=0, is_dry_run=False)
         assert ahead <= there(flow, tmp_path)
-        assert replica.send_ahead(manifest, {NUMBERS}, generation).files == 0
-        replica.send(manifest, manifest.generation)
-        replica.seal(manifest, generation)
+        assert replica.uploader.send_early(manifest, {NUMBERS}, generation).files == 0
+        replica.uploader.send(manifest, manifest.generation)
+        replica.uploader.seal(manifest, generation)
         collected_elsewhere(flow, tmp_path)
     comes_back(tmp_path, 2, **remote(tmp_path))
 
@@ -132,11 +133,11 @@ def test_what_is_gone_nevertheless_is_sent_again_with_the_seal(tmp_path: Path, m
         manifest = sealed_and_one_more(flow)
         replica, generation = replica_in(flow), flow.recovered.generation
         before = there(flow, tmp_path)
-        replica.send_ahead(manifest, {NUMBERS, TOTALS}, generation)
+        replica.uploader.send_early(manifest, {NUMBERS, TOTALS}, generation)
         gone = sorted(there(flow, tmp_path) - before - {f"ahead/{generation:06d}.json"})[:2]
-        replica._store.delete([name + suffix for name in gone for suffix in ("", ".zst")])
-        assert replica.send(manifest, manifest.generation).files == len(gone) == 2
-        replica.seal(manifest, generation)
+        replica.store.delete([name + suffix for name in gone for suffix in ("", ".zst")])
+        assert replica.uploader.send(manifest, manifest.generation).files == len(gone) == 2
+        replica.uploader.seal(manifest, generation)
     comes_back(tmp_path, 2, **remote(tmp_path))
 
 
@@ -144,19 +145,19 @@ def test_what_no_later_checkpoint_needs_is_let_go_of(tmp_path: Path) -> None:
     with running(tmp_path, **all_at_rest(tmp_path)) as flow:
         second = sealed_and_one_more(flow)
         replica, generation = replica_in(flow), flow.recovered.generation
-        replica.send_ahead(second, {NUMBERS}, generation)
+        replica.uploader.send_early(second, {NUMBERS}, generation)
         only_second = names(flow, second, NUMBERS)
         flow.emit(1)
-        third = flow.snapshots.load_manifest(Epoch(flow.checkpoint()))
-        replica.send_ahead(third, {NUMBERS}, generation)
+        third = flow.checkpoints.load_manifest(Epoch(flow.checkpoint()))
+        replica.uploader.send_early(third, {NUMBERS}, generation)
         only_second -= names(flow, third)
-        in_record = held(replica._store, generation)
+        in_record = protected(replica.store, generation)
         assert only_second and not only_second & in_record
         assert names(flow, third, NUMBERS) - in_record <= there(flow, tmp_path)
         collected_elsewhere(flow, tmp_path)
         assert not only_second & there(flow, tmp_path)
-        replica.send(third, third.generation)
-        replica.seal(third, generation)
+        replica.uploader.send(third, third.generation)
+        replica.uploader.seal(third, generation)
     comes_back(tmp_path, 3, **remote(tmp_path))
 
 
@@ -166,19 +167,20 @@ def test_a_collector_that_saw_no_seal_has_seen_the_record(tmp_path: Path, monkey
     with running(tmp_path, **all_at_rest(tmp_path)) as flow:
         second = sealed_and_one_more(flow)
         replica, generation = replica_in(flow), flow.recovered.generation
-        replica.send_ahead(second, {NUMBERS, TOTALS}, generation)
+        replica.uploader.send_early(second, {NUMBERS, TOTALS}, generation)
         other = replica_of(flow, tmp_path)
-        listed = other._reached
+        listed = other.collector.reached
 
         def meanwhile(epochs: Any) -> set[str]:
             reached = listed(epochs)
-            replica.send(second, second.generation)
-            replica.seal(second, generation)
-            replica._ahead.announce([], ())
+            replica.uploader.send(second, second.generation)
+            replica.uploader.seal(second, generation)
+            replica.uploader.early.announce([], ())
             return reached
 
-        monkeypatch.setattr(other, "_reached", meanwhile)
-        other.collect(set(other.epochs()) | {Epoch(2)}, now_ms=now_ms() + 1_000, grace_ms=0, check_fence=lambda: None)
+        monkeypatch.setattr(other.collector, "reached", meanwhile)
+        keep = set(other.checkpoints.epochs()) | {Epoch(2)}
+        other.collector.collect(keep, now_ms=now_ms() + 1_000, grace_ms=0, check_fence=lambda: None)
         assert names(flow, second) <= there(flow, tmp_path)
 
 
@@ -189,15 +191,15 @@ def test_after_a_region_went_back_nothing_sent_before_is_relied_on(
     with running(tmp_path, **all_at_rest(tmp_path)) as flow:
         manifest = sealed_and_one_more(flow)
         replica, generation = replica_in(flow), flow.recovered.generation
-        replica.send_ahead(manifest, {NUMBERS}, generation)
+        replica.uploader.send_early(manifest, {NUMBERS}, generation)
         later = Generation(generation + 1)
-        replica.send(manifest, manifest.generation)
+        replica.uploader.send(manifest, manifest.generation)
         with pytest.raises(NotDone, match="earlier generation"):
-            replica.seal(manifest, later)
+            replica.uploader.seal(manifest, later)
         collected_elsewhere(flow, tmp_path)
         assert f"ahead/{generation:06d}.json" not in there(flow, tmp_path)
-        assert replica.send(manifest, later).files > 0
-        replica.seal(manifest, later)
+        assert replica.uploader.send(manifest, later).files > 0
+        replica.uploader.seal(manifest, later)
         assert names(flow, manifest) <= there(flow, tmp_path)
 
 
@@ -205,10 +207,10 @@ def test_a_host_that_was_thought_dead_sends_nothing_ahead(tmp_path: Path) -> Non
     with running(tmp_path, **all_at_rest(tmp_path)) as flow:
         manifest = sealed_and_one_more(flow)
         generation = flow.recovered.generation
-        assert replica_of(flow, tmp_path).claim(Generation(generation + 7))
+        assert replica_of(flow, tmp_path).fence.claim(Generation(generation + 7))
         before = there(flow, tmp_path)
         with pytest.raises(FencedError):
-            replica_in(flow).send_ahead(manifest, {NUMBERS}, generation)
+            replica_in(flow).uploader.send_early(manifest, {NUMBERS}, generation)
         assert there(flow, tmp_path) == before
 
 
@@ -226,12 +228,12 @@ def test_killed_with_content_sent_ahead_the_next_start_relies_on_none_of_it(tmp_
         assert stale
         flow.emit(1)
         copied(flow, flow.checkpoint())
-        assert flow.run._replicator is not None
-        flow.run._replicator.collect()
+        assert flow.run._parts.background.replicator is not None
+        flow.run._parts.background.replicator.collect()
         assert not stale & there(flow, tmp_path)
-        newest = flow.snapshots.epochs()[-1]
+        newest = flow.checkpoints.epochs()[-1]
         replica = replica_of(flow, tmp_path)
-        needed = replica._reached(replica.epochs())
+        needed = replica.collector.reached(replica.checkpoints.epochs())
         kept = {name for name in there(flow, tmp_path) if name.startswith(("blobs/", "channels/"))}
         assert kept <= needed
     comes_back(tmp_path, newest, **own(tmp_path))
@@ -255,13 +257,13 @@ def test_an_epoch_that_is_collected_here_is_held_while_its_content_is_sent_ahead
         for _ in range(2):
             flow.emit(1)
             flow.checkpoint()
-        assert Epoch(2) in flow.snapshots.epochs()
+        assert Epoch(2) in flow.checkpoints.epochs()
         may_go_on.set()
-        flow.wait(lambda: names(flow, flow.snapshots.load_manifest(Epoch(4)), NUMBERS) <= there(flow, tmp_path))
-        assert flow.run.status()["remote"]["problem"] == ""
+        flow.wait(lambda: names(flow, flow.checkpoints.load_manifest(Epoch(4)), NUMBERS) <= there(flow, tmp_path))
+        assert flow.remote_status().problem == ""
         flow.emit(1)
         flow.checkpoint()
-        flow.wait(lambda: flow.snapshots.epochs() == [5])
+        flow.wait(lambda: flow.checkpoints.epochs() == [5])
         make_seal_due(flow, 5)
         copied(flow, 5)
     comes_back(tmp_path, 5, **own(tmp_path))
@@ -270,7 +272,7 @@ def test_an_epoch_that_is_collected_here_is_held_while_its_content_is_sent_ahead
 def test_a_bucket_that_is_away_is_asked_again_and_nothing_counts_as_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.protocol.history.remote_schedule._RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("cutline.protocol.history.remote_schedule.UPLOAD_BACKOFF", Backoff(first_s=0.05))
     faults = Faults()
     with faults.injected(), running(tmp_path, **own(tmp_path)) as flow:
         flow.emit(3)
@@ -278,11 +280,11 @@ def test_a_bucket_that_is_away_is_asked_again_and_nothing_counts_as_sent(
         faults.failing = lambda operation, path: NotDone("away") if path.startswith("blobs/") else None
         flow.emit(2)
         flow.checkpoint()
-        flow.wait(lambda: "away" in flow.run.status()["remote"]["problem"])
-        assert flow.run.status()["remote"]["ahead_bytes"] == 0
+        flow.wait(lambda: "away" in flow.remote_status().problem)
+        assert flow.remote_status().ahead_bytes == 0
         faults.failing = None
-        flow.wait(lambda: flow.run.status()["remote"]["ahead_bytes"] > 0)
-        assert flow.run.status()["remote"]["problem"] == ""
+        flow.wait(lambda: flow.remote_status().ahead_bytes > 0)
+        assert flow.remote_status().problem == ""
         make_seal_due(flow, 2)
         copied(flow, 2)
     comes_back(tmp_path, 2, **own(tmp_path))
@@ -306,8 +308,8 @@ def live(storage: Path, seed: int) -> None:
                     flow.emit(1)
                     copied(flow, flow.checkpoint())
                 case _:
-                    assert flow.run._replicator is not None
-                    flow.run._replicator.tidy(grace_ms=0, is_dry_run=False)
+                    assert flow.run._parts.background.replicator is not None
+                    flow.run._parts.background.replicator.collect_now(grace_ms=0, is_dry_run=False)
     finally:
         flow.stop()
 
@@ -332,8 +334,8 @@ def test_configuration_wins_over_code(tmp_path: Path) -> None:
     settings = own(tmp_path, operators={"numbers": {"replicate_interval": "0s"}})
     flow = SparklessFlow(tmp_path, own=in_code, **settings)
     try:
-        assert flow.run._replicator is not None
-        cadence = flow.run._replicator._cadence
+        assert flow.run._parts.background.replicator is not None
+        cadence = flow.run._parts.background.replicator.schedule.cadence
         assert cadence.seal_s == 3_600
         assert cadence.due(Epoch(1), 0.0) == {NUMBERS}
     finally:

@@ -17,13 +17,14 @@ import pytest
 from cutline.errors import DamagedRecordError, NotDone
 from cutline.model.layout import Layout
 from cutline.objects import open_store
-from cutline.ports import ObjectStore
-from cutline.tiers import executor_transfer as carrying
-from cutline.tiers.executor_transfer import ExecutorCarrier, ThreadCarrier, jobs_of
-from cutline.tiers.transfer import FETCH, SEND, Carried, Errand, File
-from tests.scenarios.test_remote_tier import copied, lose_host, remote, replica_of
-from tests.scenarios.test_running import assert_each_once, running
+from cutline.ports.objects import ObjectStore
+from cutline.tiers import executor_transfer
+from cutline.tiers.driver_transfer import DriverTransfer
+from cutline.tiers.executor_transfer import ExecutorTransfer, jobs_of
+from cutline.tiers.transfer import DOWNLOAD, UPLOAD, Direction, File, Transferred
 from tests.support.executors import PickledExecutors
+from tests.support.remote import copied, lose_host, remote, replica_of
+from tests.support.running import assert_each_once, running
 
 
 class Place:
@@ -37,9 +38,9 @@ class Place:
         self.open: Callable[[], ObjectStore] = partial(open_store, str(tmp_path / at))
         self.store = open_store(str(tmp_path / "store"))
         self.executors = PickledExecutors()
-        driver = ThreadCarrier(self.store, self.root, 4)
-        self.carrier = ExecutorCarrier(self.executors, self.open, self.layout, driver, least_bytes=least_bytes)
-        self.done: list[Carried] = []
+        driver = DriverTransfer(self.store, self.root, 4)
+        self.carrier = ExecutorTransfer(self.executors, self.open, self.layout, driver, least_bytes=least_bytes)
+        self.done: list[Transferred] = []
 
     def blob(self, content: bytes) -> File:
         digest = hashlib.sha256(content).hexdigest()
@@ -51,8 +52,8 @@ class Place:
         path.write_bytes(content)
         return File(name, len(content))
 
-    def carry(self, files: list[File], errand: Errand = SEND) -> None:
-        self.carrier.carry(errand, files, lambda carried, _: self.done.append(carried))
+    def carry(self, files: list[File], errand: Direction = UPLOAD) -> None:
+        self.carrier.run(errand, files, lambda carried, _: self.done.append(carried))
 
     def names_done(self) -> list[str]:
         return sorted(one.file.name for one in self.done)
@@ -132,7 +133,7 @@ def test_on_a_host_with_another_folder_of_that_name_nothing_is_written(tmp_path:
     place.executors.before, place.executors.told = before, told
     jobs = len(place.executors.jobs)
     for _ in range(2):
-        place.carry(files, FETCH)
+        place.carry(files, DOWNLOAD)
     assert seen and not any(seen)
     assert place.names_done() == sorted([file.name for file in files] * 2)
     assert len(place.executors.jobs) == jobs + 1, "it is not asked again"
@@ -160,7 +161,7 @@ def test_another_file_of_the_same_name_on_an_executor_is_not_sent(tmp_path: Path
 def test_executors_that_write_to_a_folder_of_their_own_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carrying, "_TASK_BYTES", 10_000)
+    monkeypatch.setattr(executor_transfer, "_TASK_BYTES", 10_000)
     place = Place(tmp_path, at="a folder on the executor's disk")
     files = some_files(place)
     place.carry(files)
@@ -197,7 +198,7 @@ def test_executors_that_may_not_write_cost_one_job_and_the_driver_sends(
     place = Place(tmp_path)
     files = some_files(place)
     place.carrier._open_store = opened
-    monkeypatch.setattr(carrying, "_TASK_BYTES", 10_000)
+    monkeypatch.setattr(executor_transfer, "_TASK_BYTES", 10_000)
     place.carry(files)
     assert len(place.executors.jobs) == 1, "the next ones would have gone no better"
     place.assert_all_there(files)
@@ -247,7 +248,7 @@ def test_executors_fetch_what_is_large_and_the_driver_sees_to_it(tmp_path: Path)
         return report
 
     place.executors.told = told
-    place.carry(files, FETCH)
+    place.carry(files, DOWNLOAD)
     assert place.names_done() == sorted(contents)
     assert {name: (place.root / name).read_bytes() for name in contents} == contents
 
@@ -256,7 +257,7 @@ def test_a_segment_that_was_cut_short_there_is_not_taken(tmp_path: Path) -> None
     place = Place(tmp_path)
     place.store.replace("channels/numbers/data/one.arrow", b"ro")
     with pytest.raises(DamagedRecordError, match="size"):
-        place.carry([File("channels/numbers/data/one.arrow", 4)], FETCH)
+        place.carry([File("channels/numbers/data/one.arrow", 4)], DOWNLOAD)
     assert not (place.root / "channels/numbers/data/one.arrow").exists()
 
 
@@ -310,8 +311,8 @@ def test_a_flow_stops_quickly_in_the_middle_of_a_job_and_seals_nothing(tmp_path:
         flow.wait(is_working.is_set)
         begun_s = time.monotonic()
     assert time.monotonic() - begun_s < 15
-    assert flow.run.status()["remote"]["failures"] == 0, "it was given up, which is no failure"
-    assert replica_of(flow, tmp_path).epochs() == []
+    assert flow.remote_status().failures == 0, "it was given up, which is no failure"
+    assert replica_of(flow, tmp_path).checkpoints.epochs() == []
     with running(tmp_path, **by_executors(tmp_path, PickledExecutors())) as flow:
         copied(flow, flow.checkpoint())
 

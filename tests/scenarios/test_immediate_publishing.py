@@ -16,13 +16,14 @@ from cutline.flow import Flow
 from cutline.model.entries import BarrierEntry
 from cutline.model.graph import SinkNode
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId
-from cutline.ports import StagedBatch
+from cutline.model.staging import StagedBatch
 from cutline.protocol.history.lineage import Lineage
 from cutline.protocol.publish.commit import CommitPermit
+from cutline.protocol.publish.immediate import end_of, place_of
 from cutline.testing.twins.sink import MemorySink
-from cutline.worker.immediate_publishing import AtOnce, end_of, place_of
-from tests.scenarios.test_running import assert_each_once, running
+from cutline.worker.immediate_publishing import ImmediateSink
 from tests.support.killing import is_killed_at
+from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 
 AT_ONCE: dict[str, Any] = {"publish": "at_once"}
@@ -45,7 +46,7 @@ def test_rows_are_visible_without_a_checkpoint(tmp_path: Path) -> None:
         wait_rows(flow, 3)
         flow.checkpoint()
         assert len(flow.sink.rows()) == 3
-        assert flow.run.status()["sinks"]["table"]["published_epoch"] == 1
+        assert flow.run.status().sinks["table"].published_epoch == 1
 
 
 def test_a_flow_that_resumes_publishes_nothing_twice(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_wiped_storage_never_empties_the_table(tmp_path: Path) -> None:
         wait_rows(flow, 3)
     shutil.rmtree(tmp_path / "storage")
     for _ in range(3):
-        with pytest.raises(RecoveryError, match="knows nothing of it"):
+        with pytest.raises(RecoveryError, match="has no record of it"):
             SparklessFlow(tmp_path, **AT_ONCE)
     assert len(flow.sink.rows()) == 3
 
@@ -220,9 +221,9 @@ class Recording(MemorySink):
         self.order.append(permit.epoch)
 
 
-def a_sink(sink: MemorySink, **node: Any) -> AtOnce:
+def a_sink(sink: MemorySink, **node: Any) -> ImmediateSink:
     declared = {"output_mode": None, "supported_modes": sink.output_modes, "publish": "at_once"}
-    return AtOnce(sink, SinkNode(sink=SinkId("s"), operator=OperatorId("o"), **(declared | node)), FlowName("f"))
+    return ImmediateSink(sink, SinkNode(sink=SinkId("s"), operator=OperatorId("o"), **(declared | node)), FlowName("f"))
 
 
 def batch(number: int, generation: int = 1) -> StagedBatch:
@@ -279,7 +280,7 @@ def test_an_epoch_publishes_what_could_not_be_published_at_once() -> None:
 
 def test_the_end_of_a_log_is_that_of_its_last_batch_not_of_barriers_behind_it(tmp_path: Path) -> None:
     log = ChannelLog.open(OperatorId("o"), tmp_path, Lineage.begin(Generation(1)))
-    assert end_of(log) is None
+    assert end_of(log.entries()) is None
     for generation, epoch in ((1, 1), (2, 2)):
         log.append(
             BarrierEntry(
@@ -294,20 +295,20 @@ def test_the_end_of_a_log_is_that_of_its_last_batch_not_of_barriers_behind_it(tm
         )
         if generation == 1:
             log.fork(Generation(2))
-    assert end_of(log) == place_of(Generation(1), NO_BATCH)
+    assert end_of(log.entries()) == place_of(Generation(1), NO_BATCH)
 
 
 # ---------------------------------------------------------------------- what is refused
 
 
 def test_an_operator_that_goes_back_under_another_name_is_refused(tmp_path: Path) -> None:
-    from cutline.worker.immediate_publishing import with_at_once
+    from cutline.worker.immediate_publishing import with_immediate_sinks
 
     flow = Flow("f")
     flow.operator("o")(lambda spark: spark)
     flow.sink("o", MemorySink(), name="s", publish="at_once")
     with pytest.raises(RecoveryError, match="under another name"):
-        with_at_once(flow.graph(), flow.sinks, renamed=["o"])
+        with_immediate_sinks(flow.graph(), flow.sinks, renamed=["o"])
 
 
 def test_what_cannot_be_kept_is_refused_when_the_flow_is_written() -> None:
@@ -319,7 +320,7 @@ def test_what_cannot_be_kept_is_refused_when_the_flow_is_written() -> None:
         flow.sink("o", MemorySink(), publish="soon")
     with pytest.raises(FlowDefinitionError, match="ahead of every checkpoint"):
         flow.sink("o", MemorySink(), publish="at_once", on_rollback="fail")
-    with pytest.raises(FlowDefinitionError, match="cannot take back"):
+    with pytest.raises(FlowDefinitionError, match="cannot rewind"):
         flow.sink("o", one_way, publish="at_once")
     flow.sink("o", one_way, publish="at_once", on_rollback="keep")
 

@@ -17,9 +17,9 @@ from cutline.base.crashpoints import POINTS
 from cutline.config.options import ENVIRONMENT_PREFIX
 from cutline.errors import ConfigError, DamagedRecordError, FlowFailedError, RecoveryError
 from cutline.model.ids import NO_BATCH, Epoch, OperatorId, Position
-from cutline.storage.checkpoints import LocalSnapshotStore
-from tests.scenarios.test_running import assert_each_once, running
+from cutline.storage.checkpoints import LocalCheckpointStore
 from tests.support.killing import is_killed_at
+from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 
 MODE: dict[str, Any] = {"mode": "per-operator"}
@@ -33,9 +33,9 @@ def lose(flow: SparklessFlow, *operators: str) -> None:
 
 def epochs_of(flow: SparklessFlow, operator: str) -> list[int]:
     found = []
-    for epoch in flow.snapshots.epochs():
+    for epoch in flow.checkpoints.epochs():
         with suppress(DamagedRecordError):  # let go of since it was listed
-            found.append(flow.snapshots.load_manifest(epoch))
+            found.append(flow.checkpoints.load_manifest(epoch))
     return [manifest.epoch for manifest in found if set(manifest.operators) == {operator}]
 
 
@@ -70,9 +70,9 @@ def test_what_has_lost_its_directory_goes_back_alone_and_catches_up(
         assert flow.recovered.path == "alone"
         assert {name: flow.operators[name].channel.end for name in ends} == ends, "no log goes back"
         for name in lost:
-            while flow.snapshots.last_committed(flow.spark_dir(name)) < flow.operators[name].channel.last_batch:
+            while flow.query_dirs.last_committed(flow.spark_dir(name)) < flow.operators[name].channel.last_batch:
                 assert flow.step(name)
-            assert flow.operators[name].repeated_total >= 4
+            assert flow.operators[name].replay.repeated_total >= 4
         assert {name: flow.operators[name].channel.end for name in ends} == ends, "what is repeated is dropped"
         flow.emit(2)
         flow.drain()
@@ -103,7 +103,7 @@ def test_a_batch_of_the_log_is_repeated_as_it_was_planned_then(tmp_path: Path) -
         for _ in range(3):
             flow.step(TOTALS)
         spark = flow.spark_dir(TOTALS)
-        planned = [flow.snapshots.plan_of(spark, entry.batch) for entry in _repeated(flow)]
+        planned = [flow.query_dirs.plan_of(spark, entry.batch) for entry in _repeated(flow)]
         assert planned == [entry.plan for entry in _repeated(flow)]
         assert [entry.positions for entry in _repeated(flow)] == positions[-3:]
 
@@ -127,7 +127,7 @@ def test_a_failed_operator_goes_back_alone_while_all_others_go_on(tmp_path: Path
         flow.drain()
         assert_each_once(flow.sink.rows())
         assert len(flow.sink.rows()) == 8
-        assert flow.run.status()["recovery"]["counts"] == {"alone": 1, "fresh": 1}
+        assert flow.run.status().recovery.counts == {"alone": 1, "fresh": 1}
         assert flow.operators[NUMBERS].credits.is_drained(), "its consumer reports to the new service"
         before = len(flow.sink.rows())
     with running(tmp_path, **MODE) as flow:
@@ -192,7 +192,7 @@ def test_records_of_a_pending_epoch_survive_the_collection_of_a_later_one(tmp_pa
         flow.wait(pending.done)
         (epoch,) = epochs_of(flow, TOTALS)
         assert epoch < max(epochs_of(flow, NUMBERS))
-        flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(epoch)), TOTALS)
+        flow.checkpoints.load_record(flow.checkpoints.load_manifest(Epoch(epoch)), TOTALS)
 
 
 def test_the_way_of_checkpointing_cannot_change(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_there_is_no_epoch_to_take_the_flow_back_to(tmp_path: Path) -> None:
     with running(tmp_path, **MODE) as flow:
         flow.emit(1)
         flow.checkpoint()
-    with pytest.raises(RecoveryError, match="no checkpoint is of the whole flow"):
+    with pytest.raises(RecoveryError, match="no checkpoint covers the whole flow"):
         SparklessFlow(tmp_path, restore_to=Epoch(1), **MODE)
 
 
@@ -244,7 +244,7 @@ def test_a_checkpoint_that_cannot_be_read_is_refused_if_it_may_be_the_newest(tmp
 @pytest.mark.parametrize(
     ("settings", "own", "message"),
     [
-        (MODE, {TOTALS: {"mode": "aligned"}}, "mean nothing in per-operator mode"),
+        (MODE, {TOTALS: {"mode": "aligned"}}, "have no meaning in per-operator mode"),
         ({}, {TOTALS: {"checkpoint_interval": "1s"}}, "checkpoint_interval of an operator is for per-operator mode"),
     ],
 )
@@ -271,13 +271,13 @@ def test_input_stays_for_one_who_repeats_from_further_back_than_its_newest_check
         lose(flow, TOTALS)
     own: dict[Any, dict[str, Any]] = {NUMBERS: {"checkpoint_interval": "10ms"}}
     rotten = {2: ["rotten"]}  # the one checkpoint of ``totals``
-    monkeypatch.setattr(LocalSnapshotStore, "damage", lambda _, record: rotten.get(record.epoch, []))
+    monkeypatch.setattr(LocalCheckpointStore, "damage", lambda _, record: rotten.get(record.epoch, []))
     for batches in (2, 7):
         with running(tmp_path, own=own, retain_checkpoints=2, **MODE) as flow:
             assert flow.recovered.path == ("alone" if batches == 2 else "resume")
             newest = max(epochs_of(flow, NUMBERS), default=0)
             flow.wait(lambda newest=newest: min(epochs_of(flow, NUMBERS), default=0) > newest)  # type: ignore[misc]
-            while flow.snapshots.last_committed(flow.spark_dir(TOTALS)) < batches - 1:
+            while flow.query_dirs.last_committed(flow.spark_dir(TOTALS)) < batches - 1:
                 assert flow.step(TOTALS)
     with running(tmp_path, **MODE) as flow:
         flow.emit(1)
@@ -292,11 +292,11 @@ def test_what_was_repeated_is_not_repeated_again_after_a_stop(tmp_path: Path) ->
         flow.emit(6)
         lose(flow, TOTALS)
     with running(tmp_path, **MODE) as flow:
-        while flow.snapshots.last_committed(flow.spark_dir(TOTALS)) < 6:
+        while flow.query_dirs.last_committed(flow.spark_dir(TOTALS)) < 6:
             assert flow.step(TOTALS)
     with running(tmp_path, **MODE) as flow:
         assert flow.recovered.path == "resume"
-        assert flow.snapshots.last_committed(flow.spark_dir(TOTALS)) >= 6
+        assert flow.query_dirs.last_committed(flow.spark_dir(TOTALS)) >= 6
         _catch_up(flow)
         flow.emit(1)
         flow.drain()
@@ -309,7 +309,7 @@ def test_a_manifest_of_another_history_decides_nothing(tmp_path: Path) -> None:
         flow.emit(3)
         flow.checkpoint()
         flow.emit(4)
-        manifest = flow.snapshots.load_manifest(Epoch(2))
+        manifest = flow.checkpoints.load_manifest(Epoch(2))
         cut, last = manifest.operators[TOTALS], flow.operators[TOTALS].channel.last_batch
         foreign = msgspec.structs.replace(
             manifest,
@@ -320,7 +320,7 @@ def test_a_manifest_of_another_history_decides_nothing(tmp_path: Path) -> None:
         records = flow.layout.checkpoint(Epoch(2))
         shutil.copytree(records, flow.layout.checkpoint(Epoch(30)), ignore=shutil.ignore_patterns("manifest.json"))
     with running(tmp_path, retain_checkpoints=3, **MODE) as flow:
-        flow.snapshots.store_manifest(foreign)
+        flow.checkpoints.store_manifest(foreign)
         lose(flow, TOTALS)
         flow.fail(TOTALS)
         _catch_up(flow)
@@ -410,7 +410,7 @@ def live(storage: Path, seed: int) -> None:
 def _catch_up(flow: SparklessFlow) -> None:
     """What went back alone has repeated its log."""
     for name in (NUMBERS, TOTALS):
-        while flow.snapshots.last_committed(flow.spark_dir(name)) < flow.operators[name].channel.last_batch:
+        while flow.query_dirs.last_committed(flow.spark_dir(name)) < flow.operators[name].channel.last_batch:
             assert flow.step(name)
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cutline.base.crashpoints import CARRY_POINTS, POINTS
+from cutline.base.crashpoints import EVOLUTION_POINTS, POINTS
 from cutline.cli.main import app
 from cutline.cli.places import kept_checkpoints
+from cutline.model.generation import GenerationRecord
 from cutline.model.ids import OperatorId
 from cutline.model.layout import Layout
-from cutline.ports import GenerationRecord
 from cutline.runtime.stores import store_at
-from cutline.storage.checkpoints import LocalSnapshotStore
-from cutline.tiers.upload import Replica
+from cutline.storage.local import LocalStore
+from cutline.tiers.remote_tier import RemoteTier
 from tests.support.changing import ChangingFlow, Edges, changing, counted
 from tests.support.killing import is_killed_at
 
@@ -45,8 +45,8 @@ class Chance:
         layout = Layout(self._storage / "storage", "changing")
         if not layout.generations.exists() or not list(layout.generations.glob("0*.json")):
             return self._with_tables(self._known_elsewhere(layout) or {"numbers": (), "one": ("numbers",)})
-        store = LocalSnapshotStore.reading(layout)
-        generations = store.generations()
+        store = LocalStore.reading(layout)
+        generations = store.generations.load_all()
         kept = kept_checkpoints(store)
         if not kept or self._random.random() < 0.4:
             return self._with_tables(self._with_another(edges_of(generations), 0.3))
@@ -59,13 +59,15 @@ class Chance:
         layout = Layout(self._storage / "storage", "changing")
         if not layout.generations.exists():
             return self._with_tables(self._known_elsewhere(layout))
-        return self._with_tables(edges_of(LocalSnapshotStore.reading(layout).generations()))
+        return self._with_tables(edges_of(LocalStore.reading(layout).generations.load_all()))
 
     def _known_elsewhere(self, layout: Layout) -> Edges:
         """As the remote tier has last heard of the flow."""
         if not self._settings:
             return {}
-        return edges_of(Replica(store_at(f"{self._settings['remote']}/changing"), layout).load_generations())
+        return edges_of(
+            RemoteTier.open(store_at(f"{self._settings['remote']}/changing"), layout).checkpoints.load_generations()
+        )
 
     def _changed(self, record: GenerationRecord, epoch: int) -> dict[str, Any]:
         counter = next(name for name in record.inputs if name in NAMES)
@@ -93,7 +95,7 @@ class Chance:
     def point(self) -> str | None:
         if self._random.random() < 0.4:
             return None
-        point = self._random.choice([*POINTS, *CARRY_POINTS, *CARRY_POINTS])
+        point = self._random.choice([*POINTS, *EVOLUTION_POINTS, *EVOLUTION_POINTS])
         return f"{point}#{self._random.choice([1, 1, 2, 3])}"
 
     def rounds(self) -> int:

@@ -9,16 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from cutline.coordinator.manifests import batch_in
+from cutline.channels.entry_files import data_dir, entry_path
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import FencedError, FlowDefinitionError, RecoveryError
-from cutline.model.entries import DataEntry, data_dir, entry_path
+from cutline.model.cut import BarrierTerms
+from cutline.model.entries import DataEntry
+from cutline.model.generation import GenerationRecord
 from cutline.model.graph import FlowGraph
 from cutline.model.ids import NO_BATCH, Epoch, Generation, OperatorId, Position
-from cutline.ports import GenerationRecord, PendingRecord
-from cutline.protocol.messages.coordinator import BarrierTerms
-from cutline.recovery.retired_operators import sweep_spark_dirs
+from cutline.ports.metadata import PendingRecord
+from cutline.protocol.history.known_checkpoints import batch_in
+from cutline.recovery.at_rest import FlowAtRest
+from cutline.recovery.retired_operators import collect_spark_dirs
 from cutline.recovery.start import Recovery
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.generations import LocalGenerationStore
+from cutline.storage.local import LocalStore
 from cutline.storage.metadata.sqlite import SqliteMetadata
 from cutline.testing.twins.sink import MemorySink
 from tests.support.channels import append_batch, open_log
@@ -63,8 +68,8 @@ def flip(path: Path) -> None:
 def damage_epoch(flow: StoredFlow, epoch: int) -> None:
     """A state file that only this epoch has."""
     store = flow.store
-    manifest = store.load_manifest(Epoch(epoch))
-    record = store.load_record(manifest, TOTALS)
+    manifest = store.checkpoints.load_manifest(Epoch(epoch))
+    record = store.checkpoints.load_record(manifest, TOTALS)
     flip(flow.layout.blob(next(file.sha256 for file in record.shared if file.path == f"commits/{record.batch}")))
 
 
@@ -258,7 +263,7 @@ def test_a_person_takes_the_flow_back_to_an_older_epoch(running: StoredFlow) -> 
 
 def test_an_epoch_that_is_not_kept_cannot_be_asked_for(running: StoredFlow) -> None:
     before = running.generations()
-    with pytest.raises(RecoveryError, match="epoch 7 is not a checkpoint that the flow can go back to") as raised:
+    with pytest.raises(RecoveryError, match="epoch 7 is not a checkpoint that the flow can restore") as raised:
         running.start(restore_to=Epoch(7))
     assert "1, 2" in str(raised.value)
     assert running.generations() == before
@@ -316,7 +321,7 @@ def test_entries_after_the_cut_are_given_up(running: StoredFlow) -> None:
     lose_spark_dir(running)
     recovered = running.start()
     assert [entry.batch for entry in recovered.channels[TOTALS].invisible_entries()] == [3]
-    recovered.channels[TOTALS].sweep()
+    recovered.channels[TOTALS].collect()
     running.run_all()
     assert [entry.generation for entry in running.log(TOTALS).data_entries()] == [1, 1, 1, 2]
 
@@ -370,7 +375,7 @@ def damage_manifest(flow: StoredFlow) -> None:
 
 
 def lose_barrier(flow: StoredFlow) -> None:
-    manifest = flow.store.load_manifest(Epoch(2))
+    manifest = flow.store.checkpoints.load_manifest(Epoch(2))
     barrier = manifest.channels[TOTALS].barrier
     entry_path(flow.log(TOTALS).folder, Generation(1), barrier).unlink()
 
@@ -406,7 +411,7 @@ def test_an_epoch_whose_rows_in_flight_are_damaged_is_passed_over(flow: StoredFl
 def test_an_epoch_of_which_the_log_was_truncated_is_passed_over(running: StoredFlow) -> None:
     """Killed after the truncation for epoch 2 and before epoch 1 was deleted; then epoch 2 is damaged."""
     for operator in (ORDERS, TOTALS):
-        manifest = running.store.load_manifest(Epoch(2))
+        manifest = running.store.checkpoints.load_manifest(Epoch(2))
         running.log(operator).truncate(manifest.channels[operator].barrier)
     damage_epoch(running, 2)
     lose_spark_dir(running)
@@ -562,7 +567,7 @@ def test_a_checkpoint_behind_one_that_was_collected_can_be_used(running: StoredF
     running.checkpoint(3)
     sink = MemorySink()
     sink.visible = {1: [0, 1]}
-    running.store.collect([Epoch(1), Epoch(2)], Epoch(1))
+    running.store.checkpoints.collect([Epoch(1), Epoch(2)], Epoch(1))
     running.layout.metadata.unlink()
     recovered = running.start(sinks={TABLE: sink})
     assert recovered.path == "resume"
@@ -654,18 +659,24 @@ def test_killed_while_resuming_the_next_start_resumes(running: StoredFlow, point
 
 
 def test_of_two_that_want_the_same_generation_one_is_fenced(running: StoredFlow) -> None:
-    class Overtaken(LocalSnapshotStore):
-        def create_generation(self, record: GenerationRecord) -> bool:
-            LocalSnapshotStore.create_generation(self, record)
-            return super().create_generation(record)
+    class Overtaken(LocalGenerationStore):
+        def create(self, record: GenerationRecord) -> bool:
+            LocalGenerationStore.create(self, record)
+            return super().create(record)
+
+    store = LocalStore.open(running.layout, ReplayGuard())
 
     with closing(SqliteMetadata(running.layout.metadata)) as metadata, pytest.raises(FencedError):
         Recovery(
-            graph=running.graph,
-            plans=plans_of(running.graph),
-            layout=running.layout,
-            snapshots=Overtaken(running.layout),
-            metadata=metadata,
+            FlowAtRest(
+                graph=running.graph,
+                plans=plans_of(running.graph),
+                layout=running.layout,
+                query_dirs=store.query_dirs,
+                checkpoints=store.checkpoints,
+                generations=Overtaken(running.layout),
+                metadata=metadata,
+            )
         ).recover()
 
 
@@ -683,11 +694,15 @@ def test_a_manifest_stored_while_the_pending_epochs_are_read_is_found(running: S
 
     with closing(Overtaken(running.layout.metadata)) as metadata:
         recovered = Recovery(
-            graph=running.graph,
-            plans=plans_of(running.graph),
-            layout=running.layout,
-            snapshots=LocalSnapshotStore(running.layout),
-            metadata=metadata,
+            FlowAtRest(
+                graph=running.graph,
+                plans=plans_of(running.graph),
+                layout=running.layout,
+                query_dirs=running.store.query_dirs,
+                checkpoints=running.store.checkpoints,
+                generations=running.store.generations,
+                metadata=metadata,
+            )
         ).recover()
     assert [record.epoch for record in recovered.pending] == [3]
     assert recovered.manifests[-1].epoch == 3
@@ -709,11 +724,15 @@ def test_the_fence_is_taken_before_anything_is_read(running: StoredFlow) -> None
 
     with closing(zombie), closing(Overtaken(running.layout.metadata)) as metadata:
         recovered = Recovery(
-            graph=running.graph,
-            plans=plans_of(running.graph),
-            layout=running.layout,
-            snapshots=LocalSnapshotStore(running.layout),
-            metadata=metadata,
+            FlowAtRest(
+                graph=running.graph,
+                plans=plans_of(running.graph),
+                layout=running.layout,
+                query_dirs=running.store.query_dirs,
+                checkpoints=running.store.checkpoints,
+                generations=running.store.generations,
+                metadata=metadata,
+            )
         ).recover()
     assert recovered.pending == []
 
@@ -740,13 +759,13 @@ def test_a_checkpoint_that_a_zombie_completes_after_the_logs_were_forked_is_not_
 def test_directories_that_nobody_runs_on_are_deleted(running: StoredFlow) -> None:
     lose_spark_dir(running)
     recovered = running.start()
-    sweep_spark_dirs(running.layout, recovered.spark_dirs)
+    collect_spark_dirs(running.layout, recovered.spark_dirs)
     assert [path.name for path in (running.layout.spark_dirs / ORDERS).iterdir()] == ["g000002"]
     assert running.state_of(ORDERS) == 2
 
 
 def test_sweeping_without_directories_does_nothing(flow: StoredFlow) -> None:
-    sweep_spark_dirs(flow.layout, {ORDERS: Generation(1)})
+    collect_spark_dirs(flow.layout, {ORDERS: Generation(1)})
 
 
 def test_the_newest_complete_epoch_says_what_is_bound(running: StoredFlow) -> None:

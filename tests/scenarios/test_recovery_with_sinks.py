@@ -9,7 +9,7 @@ import pytest
 
 from cutline.errors import RecoveryError
 from cutline.model.ids import Epoch, OperatorId, SinkId
-from cutline.ports import Sink
+from cutline.ports.sinks import Sink
 from cutline.testing.twins.sink import MemorySink
 from tests.support.stored_flow import StoredFlow
 
@@ -49,7 +49,7 @@ def test_a_sink_that_is_ahead_of_the_records_forces_a_restore(running: StoredFlo
 def test_a_sink_that_cannot_take_rows_back_stops_a_restore_before_anything_is_given_up(running: StoredFlow) -> None:
     before = running.generations()
     shutil.rmtree(running.spark_dir(TOTALS))
-    with pytest.raises(RecoveryError, match="cannot take rows back"):
+    with pytest.raises(RecoveryError, match="cannot be rewound"):
         running.start(sinks=sink_at(9, can_rewind=False))
     assert running.generations() == before, "no generation was entered"
 
@@ -62,7 +62,7 @@ def test_an_empty_storage_folder_never_empties_a_table(tmp_path: Path) -> None:
 def test_epochs_let_go_of_behind_a_pinned_one_are_not_missed(running: StoredFlow) -> None:
     """Epoch 3 had no rows and left no trace in the sink, and the coordinator's records are lost."""
     running.checkpoint(3)
-    running.store.collect([Epoch(2)], Epoch(1))
+    running.store.checkpoints.collect([Epoch(2)], Epoch(1))
     running.layout.metadata.unlink()
     recovered = running.start(sinks=sink_at(2))
     assert (recovered.path, [manifest.epoch for manifest in recovered.manifests]) == ("resume", [1, 3])
@@ -70,6 +70,6 @@ def test_epochs_let_go_of_behind_a_pinned_one_are_not_missed(running: StoredFlow
 
 def test_an_epoch_that_is_missing_and_was_not_published_is_missed(running: StoredFlow) -> None:
     running.checkpoint(3)
-    running.store.collect([Epoch(2)], Epoch(1))
+    running.store.checkpoints.collect([Epoch(2)], Epoch(1))
     running.layout.metadata.unlink()
     assert running.start(sinks=sink_at(1)).restored_epoch == 1

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from cutline.errors import CutlineError, FencedError, FlowFailedError, RecoveryError
+from cutline.model.checkpoint import Manifest, Tombstone
 from cutline.model.ids import Epoch
-from cutline.ports import Manifest, Tombstone
 from cutline.protocol.messages.coordinator import ReleaseEpochs
-from tests.scenarios.test_running import assert_each_once, running
 from tests.support.killing import is_killed_at
+from tests.support.running import assert_each_once, running
 from tests.support.sparkless import LONG_SECONDS, NUMBERS, TOTALS, SparklessFlow
 
 
@@ -33,12 +33,12 @@ def test_a_failed_operator_goes_back_alone_and_upstream_goes_on(tmp_path: Path) 
         flow.fail(TOTALS)
         assert flow.operators[NUMBERS] is upstream
         assert flow.operators[TOTALS].channel.last_batch == 3, "back at the checkpoint"
-        assert flow.snapshots.generations()[-1].restored_epoch == epoch
+        assert flow.generations.load_all()[-1].restored_epoch == epoch
         flow.emit(2)
         flow.drain()
         assert_each_once(flow.sink.rows())
         assert len(flow.sink.rows()) == 9
-        assert flow.run.status()["recovery"]["counts"] == {"fresh": 1, "regional": 1}
+        assert flow.run.status().recovery.counts == {"fresh": 1, "regional": 1}
     with running(tmp_path) as flow:
         assert flow.recovered.path == "resume"
         flow.emit(1)
@@ -53,10 +53,10 @@ def test_what_is_pending_is_given_up_and_checkpoints_go_on_afterwards(tmp_path: 
         flow.checkpoint()
         flow.step(NUMBERS)
         pending = flow.request(aligned=True)  # waits for ``totals``, which does not read
-        flow.wait(lambda: flow.coordinator.view()["pending"] != {})
+        flow.wait(lambda: flow.coordinator.snapshot().checkpoints.pending != {})
         lose(flow, TOTALS)
         flow.fail(TOTALS)
-        with pytest.raises(CutlineError, match="had to go back"):
+        with pytest.raises(CutlineError, match="must be restored"):
             pending.result(10)
         flow.checkpoint()
         flow.drain()
@@ -109,7 +109,7 @@ def test_without_a_checkpoint_the_flow_ends_with_both_reasons(tmp_path: Path) ->
     flow = SparklessFlow(tmp_path)
     flow.emit(2)
     flow.fail(TOTALS)
-    with pytest.raises(FlowFailedError, match="there is no checkpoint to go back to"):
+    with pytest.raises(FlowFailedError, match="there is no checkpoint to restore"):
         flow.run.await_termination(20)
 
 
@@ -119,7 +119,7 @@ def test_a_person_takes_the_whole_flow_back_and_sinks_follow(tmp_path: Path) -> 
             flow.emit(2)
             flow.checkpoint()
         assert len(flow.sink.rows()) == 6
-    with pytest.raises(RecoveryError, match="choose one of those kept: 1, 2, 3"):
+    with pytest.raises(RecoveryError, match="available checkpoints: 1, 2, 3"):
         SparklessFlow(tmp_path, restore_to=Epoch(9))
     flow = SparklessFlow(tmp_path, restore_to=Epoch(1), retain_checkpoints=5)
     try:
@@ -156,7 +156,7 @@ def test_a_sink_that_must_not_go_back_keeps_the_flow_from_it(tmp_path: Path) -> 
         for _ in range(2):
             flow.emit(2)
             flow.checkpoint()
-    with pytest.raises(RecoveryError, match="is not to be taken back"):
+    with pytest.raises(RecoveryError, match="must not be rewound"):
         SparklessFlow(tmp_path, restore_to=1, on_rollback="fail")
     with running(tmp_path, on_rollback="fail") as flow:
         assert flow.recovered.path == "resume"
@@ -170,13 +170,13 @@ class Held:
     """A region that waits inside its restore, after everything old is stopped, until the test lets it go on."""
 
     def __init__(self, flow: SparklessFlow) -> None:
-        self._restorer = flow.run._regions._restorer
-        self._build = self._restorer.build
+        regions = flow.run._parts.regions
+        self._build = regions._built
         self._is_inside, self._may_go = threading.Event(), threading.Event()
-        self._restorer.build = self._wait  # type: ignore[method-assign, assignment]
+        regions._built = self._wait  # type: ignore[method-assign, assignment]
         self.old = flow.operators[TOTALS]
         error = FlowFailedError("it fails", flow="counting", operator=TOTALS)
-        flow.run._regions.operator_failed(self.old, error)
+        flow.run._parts.regions.operator_failed(self.old, error)
         assert self._is_inside.wait(LONG_SECONDS)
 
     def _wait(self, *arguments: Any) -> Any:
@@ -204,11 +204,11 @@ def test_a_flow_that_ends_while_a_region_goes_back_leaves_nothing_running(tmp_pa
     end = flow.run.stop if how == "stop" else partial(flow.run.fail, FlowFailedError("elsewhere", flow="counting"))
     ending = threading.Thread(target=end)
     ending.start()
-    flow.run._regions._is_stopped.wait(LONG_SECONDS)
+    flow.run._parts.regions._is_stopped.wait(LONG_SECONDS)
     region.let_go()
     ending.join(LONG_SECONDS)
-    assert flow.run._ended.wait(LONG_SECONDS)
-    service, supervisor = flow.operators[TOTALS], flow.run._supervisors[TOTALS]
+    assert flow.run._lifecycle.ended.wait(LONG_SECONDS)
+    service, supervisor = flow.operators[TOTALS], flow.run._parts.workers.supervisors[TOTALS]
     assert service.has_ended()
     assert supervisor.query is None or not supervisor.query.is_active()
     with running(tmp_path) as again:
@@ -223,7 +223,7 @@ def test_a_flow_is_not_drained_while_a_region_goes_back(tmp_path: Path) -> None:
     region = Held(flow)
     assert not flow.run.pause(timeout="100ms")
     region.let_go()
-    flow.wait(lambda: not flow.run._regions.is_busy())
+    flow.wait(lambda: not flow.run._parts.regions.is_busy())
     flow.wait(lambda: flow.step(TOTALS))
     assert flow.run.pause(timeout="10s")
     flow.stop()
@@ -236,7 +236,7 @@ def test_a_paused_source_that_comes_back_is_paused(tmp_path: Path) -> None:
         assert flow.run.pause(timeout="10s")
         lose(flow, NUMBERS)
         flow.fail(NUMBERS)
-        assert flow.run.status()["state"] == "paused"
+        assert flow.run.status().state == "paused"
         assert not flow.operators[NUMBERS].credits._account.may_run()
         flow.run.resume()
         assert flow.operators[NUMBERS].credits._account.may_run()
@@ -250,7 +250,7 @@ def test_a_batch_that_always_fails_does_not_send_its_region_back_for_ever(tmp_pa
     flow.step(NUMBERS)
     for _ in range(2):
         flow.fail(TOTALS)
-        if flow.run._failure is None:
+        if flow.run._lifecycle.failure is None:
             flow.wait(lambda: flow.step(TOTALS))  # the batch before it works every time
     with pytest.raises(FlowFailedError, match="it fails"):
         flow.run.await_termination(LONG_SECONDS)
@@ -267,7 +267,7 @@ def test_a_process_that_was_replaced_takes_no_region_back(tmp_path: Path) -> Non
         flow.emit(2)
         entries = sorted(flow.operators[TOTALS].channel.folder.glob("g*/*"))
         service = old.operators[TOTALS]
-        old.run._regions.operator_failed(service, FlowFailedError("it fails", flow="counting", operator=TOTALS))
+        old.run._parts.regions.operator_failed(service, FlowFailedError("it fails", flow="counting", operator=TOTALS))
         with pytest.raises(FlowFailedError, match="has taken over"):
             old.run.await_termination(LONG_SECONDS)
         assert all(path.exists() for path in entries)
@@ -284,15 +284,17 @@ def test_a_process_that_was_replaced_collects_nothing(tmp_path: Path) -> None:
     old.checkpoint()
     with running(tmp_path) as flow:
         flow.emit(2)
-        store = flow.snapshots.store_manifest
+        store = flow.checkpoints.store_manifest
 
         def late(manifest: Manifest) -> Manifest | Tombstone:
             with pytest.raises(FencedError):
-                old.run._janitor.collect(ReleaseEpochs(drop=(), retained=(Epoch(1),), open_from=Epoch(2)))
+                old.run._parts.background.janitor.collect(
+                    ReleaseEpochs(drop=(), retained=(Epoch(1),), open_from=Epoch(2))
+                )
             return store(manifest)
 
-        flow.snapshots.store_manifest = late  # type: ignore[method-assign]
-        manifest = flow.snapshots.load_manifest(flow.checkpoint())
+        flow.checkpoints.store_manifest = late  # type: ignore[method-assign]
+        manifest = flow.checkpoints.load_manifest(flow.checkpoint())
         for operator in manifest.operators:
-            assert flow.snapshots.damage(flow.snapshots.load_record(manifest, operator)) == []
+            assert flow.checkpoints.damage(flow.checkpoints.load_record(manifest, operator)) == []
     old.stop()

@@ -14,9 +14,9 @@ from cutline.errors import DamagedRecordError, LostInputError
 from cutline.model.ids import FlowName, OperatorId
 from cutline.model.layout import Layout
 from cutline.spark.remote_dirs import HadoopDirs, settle_live_dirs
-from tests.scenarios.test_remote_tier import copied, lose_host, remote
-from tests.scenarios.test_running import assert_each_once, running
 from tests.support import sparkless
+from tests.support.remote import copied, lose_host, remote
+from tests.support.running import assert_each_once, running
 from tests.support.spark_dirs import SparkDir
 from tests.support.sparkless import NUMBERS, TOTALS, HandDrivenEngine, SparklessFlow
 
@@ -281,7 +281,7 @@ def test_a_checkpoint_whose_mirror_was_fetched_in_part_has_its_state(
         assert future.exception() is not None
         hadoop.away = None
         epoch = flow.checkpoint()
-        record = flow.snapshots.load_record(flow.snapshots.load_manifest(epoch), TOTALS)
+        record = flow.checkpoints.load_record(flow.checkpoints.load_manifest(epoch), TOTALS)
         assert [file.path for file in record.subtasks[0].files]
 
 

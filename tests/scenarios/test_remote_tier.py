@@ -4,55 +4,36 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cutline.base.crashpoints import POINTS, REMOTE_POINTS
+from cutline.base.retry import Retry
+from cutline.channels import entry_files as codec
 from cutline.errors import ConfigError, FencedError, NotDone, OutcomeUnknown, RecoveryError
-from cutline.model import entries as codec
 from cutline.model.ids import Epoch, OperatorId
 from cutline.model.layout import Layout
 from cutline.objects import open_store
-from cutline.ports import ObjectStore
 from cutline.tiers.checkpoint_files import content_paths, names_in
-from cutline.tiers.upload import Replica
-from tests.scenarios.test_running import assert_each_once, running
 from tests.support.killing import is_killed_at
+from tests.support.remote import Faults, copied, lose_host, remote, replica_of
+from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
-
-
-def remote(tmp_path: Path) -> dict[str, Any]:
-    return {"remote": str(tmp_path / "remote"), "retain_checkpoints": 2}
-
-
-def lose_host(tmp_path: Path) -> None:
-    """Everything but what is elsewhere: the remote tier and the published table."""
-    shutil.rmtree(tmp_path / "storage")
-
-
-def replica_of(flow: SparklessFlow, tmp_path: Path) -> Replica:
-    return Replica(open_store(str(tmp_path / "remote" / "counting")), flow.layout)
-
-
-def copied(flow: SparklessFlow, epoch: int) -> None:
-    flow.wait(lambda: flow.run.wait_remote(epoch, timeout=0.01))
 
 
 def test_the_newest_checkpoint_follows_to_the_remote_tier_and_only_what_is_new_is_sent(tmp_path: Path) -> None:
     with running(tmp_path, **remote(tmp_path)) as flow:
         flow.emit(3)
         copied(flow, flow.checkpoint())
-        first = flow.run.status()["remote"]
+        first = flow.remote_status()
         flow.emit(1)
         copied(flow, flow.checkpoint())
-        second = flow.run.status()["remote"]
-        assert replica_of(flow, tmp_path).epochs() == [1, 2]
-        assert (second["epoch"], second["behind"], second["problem"]) == (2, 0, "")
-        assert 0 < second["files"] - first["files"] < first["files"]
+        second = flow.remote_status()
+        assert replica_of(flow, tmp_path).checkpoints.epochs() == [1, 2]
+        assert (second.epoch, second.behind, second.problem) == (2, 0, "")
+        assert 0 < second.files - first.files < first.files
 
 
 @pytest.mark.parametrize("durable", ["local", "remote"])
@@ -66,7 +47,7 @@ def test_a_lost_host_comes_back_from_the_remote_tier(tmp_path: Path, durable: st
     lose_host(tmp_path)
     with running(tmp_path, **settings) as flow:
         assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 1)
-        assert flow.run.status()["recovery"]["counts"] == {"remote": 1}
+        assert flow.run.status().recovery.counts == {"remote": 1}
         flow.emit(3)
         epoch = flow.checkpoint()
         assert epoch > 1000, "the lost host may have used numbers that nobody else has heard of"
@@ -102,7 +83,7 @@ def test_what_is_in_flight_is_copied_too(tmp_path: Path) -> None:
         future = flow.request()
         flow.wait(future.done)
         copied(flow, future.result())
-        assert flow.snapshots.load_manifest(Epoch(1)).channels[NUMBERS].in_flight[TOTALS].rows == 3
+        assert flow.checkpoints.load_manifest(Epoch(1)).channels[NUMBERS].in_flight[TOTALS].rows == 3
     lose_host(tmp_path)
     with running(tmp_path, **remote(tmp_path)) as flow:
         assert flow.recovered.path == "remote"
@@ -132,8 +113,8 @@ def test_a_damaged_remote_checkpoint_is_skipped_and_an_older_one_taken(tmp_path:
         for _ in range(2):
             flow.emit(2)
             copied(flow, flow.checkpoint())
-        newest = flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(2)), TOTALS)
-        older = flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(1)), TOTALS)
+        newest = flow.checkpoints.load_record(flow.checkpoints.load_manifest(Epoch(2)), TOTALS)
+        older = flow.checkpoints.load_record(flow.checkpoints.load_manifest(Epoch(1)), TOTALS)
         only = {file.sha256 for file in newest.files()} - {file.sha256 for file in older.files()}
     for digest in only:
         for blob in (tmp_path / "remote").glob(f"counting/blobs/*/{digest}*"):
@@ -154,10 +135,10 @@ def test_durable_there_first_nothing_is_complete_or_published_without_it(tmp_pat
         future = flow.request()
         flow.wait(future.done)
         assert "the bucket is away" in str(future.exception())
-        assert flow.sink.rows() == [] and flow.snapshots.epochs() == []
+        assert flow.sink.rows() == [] and flow.checkpoints.epochs() == []
         faults.failing = None
         flow.checkpoint()
-        assert replica_of(flow, tmp_path).epochs() == flow.snapshots.epochs() == [2]
+        assert replica_of(flow, tmp_path).checkpoints.epochs() == flow.checkpoints.epochs() == [2]
         assert len(flow.sink.rows()) == 2
 
 
@@ -173,7 +154,7 @@ def test_a_seal_of_unknown_outcome_is_asked_for_until_it_is_known(tmp_path: Path
 
         faults.failing_after = vanish
         flow.checkpoint()
-        assert flow.snapshots.epochs() == [1]
+        assert flow.checkpoints.epochs() == [1]
         assert_each_once(flow.sink.rows())
 
 
@@ -185,10 +166,10 @@ def test_in_hybrid_mode_a_remote_tier_that_is_away_holds_nothing_up(tmp_path: Pa
             flow.emit(1)
             flow.checkpoint()
         assert len(flow.sink.rows()) == 3
-        flow.wait(lambda: flow.run.status()["remote"]["problem"] != "")
+        flow.wait(lambda: flow.remote_status().problem != "")
         faults.failing = None
         copied(flow, 3)
-        assert replica_of(flow, tmp_path).epochs()[-1] == 3
+        assert replica_of(flow, tmp_path).checkpoints.epochs()[-1] == 3
 
 
 def test_a_host_that_was_thought_dead_stops_when_another_has_taken_over(tmp_path: Path) -> None:
@@ -201,11 +182,11 @@ def test_a_host_that_was_thought_dead_stops_when_another_has_taken_over(tmp_path
             assert new.recovered.path == "remote"
             new.emit(1)
             copied(new, new.checkpoint())
-            before = replica_of(new, tmp_path).epochs()
-            old.run._replicator.completed(Epoch(99))  # type: ignore[union-attr]
+            before = replica_of(new, tmp_path).checkpoints.epochs()
+            old.run._parts.background.replicator.completed(Epoch(99))  # type: ignore[union-attr]
             with pytest.raises(FencedError):
-                replica_of(old, tmp_path).check_fence(old.recovered.generation)
-            assert replica_of(new, tmp_path).epochs() == before
+                replica_of(old, tmp_path).fence.check_fence(old.recovered.generation)
+            assert replica_of(new, tmp_path).checkpoints.epochs() == before
     finally:
         old.stop()
 
@@ -213,15 +194,15 @@ def test_a_host_that_was_thought_dead_stops_when_another_has_taken_over(tmp_path
 def test_a_first_start_without_the_remote_tier_is_refused_rather_than_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.objects.waiting.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.objects.waiting.STORE_RETRY", Retry(limit=1))
     faults = Faults()
     faults.failing = lambda *_: NotDone("the bucket is away")
-    with faults.injected(), pytest.raises(RecoveryError, match="does not say whether it has"):
+    with faults.injected(), pytest.raises(RecoveryError, match="whether the remote tier has any is unknown"):
         SparklessFlow(tmp_path, **remote(tmp_path))
 
 
 def test_a_bucket_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutline.objects.waiting.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("cutline.objects.waiting.STORE_RETRY", Retry(deadline_s=60.0))
     with running(tmp_path, **remote(tmp_path)) as flow:
         flow.emit(2)
         copied(flow, flow.checkpoint())
@@ -237,15 +218,15 @@ def test_old_checkpoints_and_what_only_they_need_leave_the_remote_tier(tmp_path:
         for _ in range(5):
             flow.emit(2)
             copied(flow, flow.checkpoint())
-        flow.run._replicator.collect()  # type: ignore[union-attr]
+        flow.run._parts.background.replicator.collect()  # type: ignore[union-attr]
         replica = replica_of(flow, tmp_path)
-        assert replica.epochs() == [4, 5]
+        assert replica.checkpoints.epochs() == [4, 5]
         needed = {
             name
             for epoch in (4, 5)
-            for name in names_in(replica._store, replica.load_manifest(Epoch(epoch)), flow.layout)
+            for name in names_in(replica.store, replica.checkpoints.load_manifest(Epoch(epoch)), flow.layout)
         }
-        there = {info.path.removesuffix(".zst") for info in replica._store.walk()}
+        there = {info.path.removesuffix(".zst") for info in replica.store.walk()}
         assert needed <= there
         assert {name for name in there if name.startswith(("blobs/", "channels/"))} <= needed
     lose_host(tmp_path)
@@ -259,12 +240,12 @@ def test_what_is_young_is_not_collected(tmp_path: Path) -> None:
         copied(flow, flow.checkpoint())
         store = open_store(str(tmp_path / "remote" / "counting"))
         store.replace("blobs/aa/unfinished", b"of a copy that is under way")
-        flow.run._replicator.collect()  # type: ignore[union-attr]
+        flow.run._parts.background.replicator.collect()  # type: ignore[union-attr]
         assert store.find("blobs/aa/unfinished") is not None
 
 
 def test_a_remote_tier_makes_no_sense_of_single_operators(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="of no use on another host"):
+    with pytest.raises(ConfigError, match="cannot be used on another host"):
         SparklessFlow(tmp_path, mode="per-operator", **remote(tmp_path))
     with pytest.raises(ConfigError, match="there is no remote tier"):
         SparklessFlow(tmp_path, durable="remote")
@@ -312,56 +293,6 @@ def test_whatever_happens_to_process_and_host_each_number_is_published_once(tmp_
 # ------------------------------------------------------------------------------------------- faults
 
 
-class Faults:
-    """Stands between the flow and its object store, and fails what the test says."""
-
-    def __init__(self) -> None:
-        #: (operation, path) → the error it ends with, before or after it has taken effect.
-        self.failing: Callable[[str, str], Exception | None] | None = None
-        self.failing_after: Callable[[str, str], Exception | None] | None = None
-
-    def injected(self, opener: str = "cutline.objects.open_store") -> Any:
-        def opened(url: str, options: Any = None) -> ObjectStore:
-            return _Faulty(open_store(url, options or {}), self)
-
-        patch = pytest.MonkeyPatch()
-        patch.setattr(opener, opened)
-        return _Undone(patch)
-
-
-class _Undone:
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._patch = patch
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        self._patch.undo()
-
-
-class _Faulty:
-    def __init__(self, store: ObjectStore, faults: Faults) -> None:
-        self._store = store
-        self._faults = faults
-
-    def __getattr__(self, name: str) -> Any:
-        inner = getattr(self._store, name)
-        if not callable(inner):
-            return inner
-
-        def call(*values: Any) -> Any:
-            path = str(values[0]) if values else ""
-            before, after = self._faults.failing, self._faults.failing_after
-            if before is not None and (error := before(name, path)) is not None:
-                raise error
-            result = inner(*values)
-            if after is not None and (error := after(name, path)) is not None:
-                raise error
-            return result
-
-        return call
-
-
 def test_what_somebody_has_removed_from_the_bucket_is_sent_again(tmp_path: Path) -> None:
     """Content that no checkpoint there needed may be collected by anybody, and may be needed again."""
     with running(tmp_path, **remote(tmp_path)) as flow:
@@ -369,12 +300,12 @@ def test_what_somebody_has_removed_from_the_bucket_is_sent_again(tmp_path: Path)
         copied(flow, flow.checkpoint())
         flow.emit(1)
         copied(flow, flow.checkpoint())
-        replica = flow.run._replicator._replica  # type: ignore[union-attr]
-        newest = flow.snapshots.load_manifest(Epoch(2))
-        orphan = next(content_paths(flow.snapshots.load_manifest(Epoch(1)), flow.layout))
+        replica = flow.run._parts.background.replicator._tier  # type: ignore[union-attr]
+        newest = flow.checkpoints.load_manifest(Epoch(2))
+        orphan = next(content_paths(flow.checkpoints.load_manifest(Epoch(1)), flow.layout))
         content = set(content_paths(newest, flow.layout))
-        assert not replica._is_there(orphan) or orphan in content
-        assert all(replica._is_there(path) for path in content)
+        assert not replica.uploader.present.has(orphan) or orphan in content
+        assert all(replica.uploader.present.has(path) for path in content)
     lose_host(tmp_path)
     with running(tmp_path, **remote(tmp_path)) as flow:
         assert flow.recovered.restored_epoch == 2
@@ -458,7 +389,7 @@ def test_a_fetch_that_was_cut_short_is_taken_up_again(tmp_path: Path, is_publish
         copied(flow, future.result())
     lose_host(tmp_path)
     replica = replica_of(flow, tmp_path)
-    replica.fetch_records()
+    replica.downloader.download_records()
     flow.layout.manifest(Epoch(1)).unlink()  # as if it had been killed before the last of them
     with running(tmp_path, **remote(tmp_path)) as flow:
         assert flow.recovered.restored_epoch == 1
@@ -486,11 +417,11 @@ def test_a_missing_file_holds_up_no_later_copy(tmp_path: Path) -> None:
         copied(flow, flow.checkpoint())
         flow.emit(1)
         flow.checkpoint()
-        record = flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(2)), TOTALS)
-        replica = flow.run._replicator._replica  # type: ignore[union-attr]
-        missing = next(f for f in record.files() if not replica._is_there(flow.layout.blob(f.sha256)))
+        record = flow.checkpoints.load_record(flow.checkpoints.load_manifest(Epoch(2)), TOTALS)
+        replica = flow.run._parts.background.replicator._tier  # type: ignore[union-attr]
+        missing = next(f for f in record.files() if not replica.uploader.present.has(flow.layout.blob(f.sha256)))
         flow.layout.blob(missing.sha256).unlink()
-        flow.wait(lambda: "epoch 2 was not copied" in flow.run.status()["remote"]["problem"])
+        flow.wait(lambda: "epoch 2 was not copied" in flow.remote_status().problem)
         assert not flow.run.wait_remote(2, timeout=0.05)
         flow.emit(1)
         copied(flow, flow.checkpoint())
@@ -503,23 +434,22 @@ def test_while_the_bucket_is_away_no_old_checkpoint_is_held(tmp_path: Path) -> N
         for _ in range(5):
             flow.emit(2)
             flow.checkpoint()
-        flow.wait(lambda: flow.snapshots.epochs() == [5])
+        flow.wait(lambda: flow.checkpoints.epochs() == [5])
         flow.wait(lambda: flow.recovered.channels[NUMBERS].start > 4)
 
 
 def test_a_name_that_begins_like_a_generation_harms_no_rows_in_flight(tmp_path: Path) -> None:
-    replica = Replica(open_store(str(tmp_path / "bucket")), Layout(tmp_path, "flow"))
-    folder = replica._layout.channel(OperatorId("gnumbers"))
-    assert replica._name(codec.data_dir(folder)) == "channels/gnumbers/data"
+    layout = Layout(tmp_path, "flow")
+    assert layout.name(codec.data_dir(layout.channel(OperatorId("gnumbers")))) == "channels/gnumbers/data"
     with running(tmp_path, **remote(tmp_path), remote_grace=0) as flow:
         for _ in range(2):
             flow.step(NUMBERS)
         future = flow.request()
         flow.wait(future.done)
         copied(flow, future.result())
-        before = {info.path for info in replica_of(flow, tmp_path)._store.walk("channels")}
-        flow.run._replicator.collect()  # type: ignore[union-attr]
-        assert {info.path for info in replica_of(flow, tmp_path)._store.walk("channels")} == before
+        before = {info.path for info in replica_of(flow, tmp_path).store.walk("channels")}
+        flow.run._parts.background.replicator.collect()  # type: ignore[union-attr]
+        assert {info.path for info in replica_of(flow, tmp_path).store.walk("channels")} == before
 
 
 def test_the_newest_checkpoint_of_either_tier_comes_before_an_older_one(tmp_path: Path) -> None:
@@ -529,8 +459,8 @@ def test_the_newest_checkpoint_of_either_tier_comes_before_an_older_one(tmp_path
         for _ in range(3):
             flow.emit(1)
             copied(flow, flow.checkpoint())
-        record = flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(3)), TOTALS)
-        older = flow.snapshots.load_record(flow.snapshots.load_manifest(Epoch(2)), TOTALS)
+        record = flow.checkpoints.load_record(flow.checkpoints.load_manifest(Epoch(3)), TOTALS)
+        older = flow.checkpoints.load_record(flow.checkpoints.load_manifest(Epoch(2)), TOTALS)
         only = {file.sha256 for file in record.files()} - {file.sha256 for file in older.files()}
     for digest in only:
         flow.layout.blob(digest).write_bytes(b"rotten")
@@ -582,7 +512,7 @@ def test_killed_between_telling_and_going_back_it_goes_on_where_it_was(tmp_path:
 def test_a_rollback_that_the_remote_tier_cannot_be_told_of_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.objects.waiting.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.objects.waiting.STORE_RETRY", Retry(limit=1))
     settings = {**remote(tmp_path), "retain_checkpoints": 5}
     with running(tmp_path, **settings) as flow:
         for _ in range(2):
@@ -590,7 +520,7 @@ def test_a_rollback_that_the_remote_tier_cannot_be_told_of_changes_nothing(
             copied(flow, flow.checkpoint())
     faults = Faults()
     faults.failing = lambda *_: NotDone("the bucket is away")
-    with faults.injected(), pytest.raises(RecoveryError, match="cannot be told"):
+    with faults.injected(), pytest.raises(RecoveryError, match="cannot be announced"):
         SparklessFlow(tmp_path, **settings, restore_to=1)
     with running(tmp_path, **settings) as flow:
         assert flow.recovered.path == "resume"
@@ -617,7 +547,7 @@ def test_a_seal_that_is_followed_by_silence_may_have_happened(tmp_path: Path) ->
         faults.failing_after = after_the_seal
         flow.checkpoint()
         assert len(silences) == 1
-        assert replica_of(flow, tmp_path).epochs() == flow.snapshots.epochs() == [1]
+        assert replica_of(flow, tmp_path).checkpoints.epochs() == flow.checkpoints.epochs() == [1]
 
 
 def test_epochs_without_output_are_not_missed_on_another_host(tmp_path: Path) -> None:
@@ -629,7 +559,7 @@ def test_epochs_without_output_are_not_missed_on_another_host(tmp_path: Path) ->
             flow.checkpoint()
         faults.failing = lambda *_: None
         copied(flow, flow.checkpoint())
-        assert replica_of(flow, tmp_path).epochs() == [4]
+        assert replica_of(flow, tmp_path).checkpoints.epochs() == [4]
     lose_host(tmp_path)
     with running(tmp_path, **remote(tmp_path)) as flow:
         assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 4)
@@ -643,8 +573,8 @@ def test_what_was_noted_of_a_checkpoint_goes_with_it(tmp_path: Path) -> None:
         for _ in range(3):
             flow.emit(1)
             copied(flow, flow.checkpoint())
-        flow.run._replicator.collect()  # type: ignore[union-attr]
+        flow.run._parts.background.replicator.collect()  # type: ignore[union-attr]
         there = replica_of(flow, tmp_path)
-        noted = {info.path for info in there._store.walk("published")}
-        assert noted <= {f"published/{epoch:012d}.json" for epoch in there.epochs()}
+        noted = {info.path for info in there.store.walk("published")}
+        assert noted <= {f"published/{epoch:012d}.json" for epoch in there.checkpoints.epochs()}
         assert noted

@@ -5,39 +5,25 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cutline.coordinator.loop import CoordinatorService
-from cutline.coordinator.retention import needs_of
 from cutline.errors import CheckpointFailedError, ConfigError, FencedError, UnknownEpochError
-from cutline.model.ids import Epoch, OperatorId
-from cutline.ports import Tombstone
+from cutline.model.checkpoint import Tombstone
+from cutline.model.ids import Epoch
+from cutline.model.status import HealthStatus
 from cutline.protocol.checkpoint.coordinator import Coordinator
 from cutline.protocol.checkpoint.per_operator import FlowCoordinator
-from cutline.storage.checkpoints import LocalSnapshotStore
-from cutline.transport.mailbox import Letter
-from cutline.worker.operator import OperatorService
+from cutline.protocol.history.retention import needs_of
+from cutline.storage.checkpoints import LocalCheckpointStore
+from cutline.transport.in_process import Address, Content, InProcessRouter
 from tests.support.killing import is_killed_at
+from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
-
-
-@contextmanager
-def running(storage: Path, **settings: Any) -> Iterator[SparklessFlow]:
-    flow = SparklessFlow(storage, **settings)
-    try:
-        yield flow
-    finally:
-        flow.stop()
-
-
-def assert_each_once(rows: list[list[int]]) -> None:
-    assert rows == [[number, number + 1] for number in range(len(rows))]
 
 
 def whole(core: FlowCoordinator) -> Coordinator:
@@ -63,20 +49,20 @@ def finished(flow: SparklessFlow, ask: Callable[[], Any]) -> Future[Any]:
 def test_a_checkpoint_begins_after_so_many_batches_of_the_sources(tmp_path: Path) -> None:
     with running(tmp_path, checkpoint_every_batches=3) as flow:
         flow.emit(2)
-        assert flow.coordinator.view()["last_epoch"] == 0
+        assert flow.coordinator.snapshot().checkpoints.last_epoch == 0
         flow.emit(1)
-        flow.wait(lambda: flow.snapshots.epochs() == [1])
+        flow.wait(lambda: flow.checkpoints.epochs() == [1])
         flow.emit(3)
-        flow.wait(lambda: flow.snapshots.epochs() == [2])
+        flow.wait(lambda: flow.checkpoints.epochs() == [2])
 
 
 def test_a_checkpoint_begins_after_so_many_rows_of_the_sources(tmp_path: Path) -> None:
     """One row a batch, and those of ``totals`` do not count."""
     with running(tmp_path, checkpoint_every_rows=4) as flow:
         flow.emit(3)
-        assert flow.coordinator.view()["last_epoch"] == 0
+        assert flow.coordinator.snapshot().checkpoints.last_epoch == 0
         flow.emit(1)
-        flow.wait(lambda: flow.snapshots.epochs() == [1])
+        flow.wait(lambda: flow.checkpoints.epochs() == [1])
 
 
 def test_a_checkpoint_begins_when_all_watermarks_have_passed_a_boundary(tmp_path: Path) -> None:
@@ -87,9 +73,9 @@ def test_a_checkpoint_begins_when_all_watermarks_have_passed_a_boundary(tmp_path
         flow.step(NUMBERS)
         trigger = whole(flow.coordinator._core)._settings.trigger
         flow.wait(lambda: trigger._watermarks == {NUMBERS: 61_000, TOTALS: 30_000})
-        assert flow.coordinator.view()["last_epoch"] == 0
+        assert flow.coordinator.snapshot().checkpoints.last_epoch == 0
         flow.wait(lambda: flow.step(TOTALS))
-        flow.wait(lambda: flow.snapshots.epochs() == [1])
+        flow.wait(lambda: flow.checkpoints.epochs() == [1])
 
 
 def test_a_full_channel_is_reported_and_so_is_room_in_it(tmp_path: Path) -> None:
@@ -117,14 +103,14 @@ def test_an_operator_may_have_a_mode_of_its_own(tmp_path: Path) -> None:
         flow.step(NUMBERS)
         future = flow.coordinator.request_checkpoint(None)
         flow.wait(future.done)
-        assert flow.snapshots.load_manifest(Epoch(1)).operators[TOTALS].mode == "unaligned"
+        assert flow.checkpoints.load_manifest(Epoch(1)).operators[TOTALS].mode == "unaligned"
 
 
 def test_a_mode_asked_for_by_name_binds_every_operator(tmp_path: Path) -> None:
     with running(tmp_path, own={TOTALS: {"mode": "unaligned"}}) as flow:
         flow.step(NUMBERS)
         asked = finished(flow, lambda: flow.run.trigger_checkpoint(mode="aligned"))
-        assert flow.snapshots.load_manifest(asked.result()).operators[TOTALS].mode == "aligned"
+        assert flow.checkpoints.load_manifest(asked.result()).operators[TOTALS].mode == "aligned"
 
 
 def test_configuration_wins_over_code(tmp_path: Path) -> None:
@@ -133,7 +119,7 @@ def test_configuration_wins_over_code(tmp_path: Path) -> None:
     with running(tmp_path, mode="aligned", own=own, operators=operators) as flow:
         flow.step(NUMBERS)
         flow.wait(flow.coordinator.request_checkpoint(None).done)
-        assert flow.snapshots.load_manifest(Epoch(1)).operators[TOTALS].mode == "unaligned"
+        assert flow.checkpoints.load_manifest(Epoch(1)).operators[TOTALS].mode == "unaligned"
         assert whole(flow.coordinator._core)._settings.operator_timeouts_ms == {TOTALS: 50}, (
             "what it does not set stays"
         )
@@ -167,14 +153,14 @@ def test_a_flow_is_unhealthy_when_more_checkpoints_fail_than_are_tolerated(tmp_p
             flow.sink.prepare_failures.append(ValueError("disk full"))
             with pytest.raises(CheckpointFailedError):
                 flow.checkpoint()
-            assert flow.run.status()["state"] == state
-        health = flow.run.status()["health"]
-        assert (health["healthy"], health["failures"]) == (False, 3)
-        assert "disk full" in health["reason"]
+            assert flow.run.status().state == state
+        health = flow.run.status().health
+        assert (health.healthy, health.failures) == (False, 3)
+        assert "disk full" in health.reason
         assert metric(flow, "cutline_healthy") == 0
         flow.checkpoint()
-        assert flow.run.status()["health"] == {"healthy": True, "failures": 0, "reason": ""}
-        assert flow.run.status()["state"] == "running"
+        assert flow.run.status().health == HealthStatus(healthy=True, failures=0, reason="")
+        assert flow.run.status().state == "running"
         assert metric(flow, "cutline_healthy") == 1
 
 
@@ -184,8 +170,8 @@ def test_any_number_of_failures_is_tolerated_unless_said_otherwise(tmp_path: Pat
             flow.sink.prepare_failures.append(ValueError("disk full"))
             with pytest.raises(CheckpointFailedError):
                 flow.checkpoint()
-        assert flow.run.status()["health"]["healthy"]
-        assert flow.run.status()["health"]["failures"] == 4
+        assert flow.run.status().health.healthy
+        assert flow.run.status().health.failures == 4
 
 
 # ------------------------------------------------------------------------------------------------- quiesce
@@ -197,11 +183,11 @@ def test_a_quiesced_checkpoint_has_nothing_in_flight_and_the_flow_goes_on(tmp_pa
         for _ in range(3):
             flow.step(NUMBERS)
         epoch = finished(flow, lambda: flow.run.trigger_checkpoint(quiesce=True)).result()
-        manifest = flow.snapshots.load_manifest(epoch)
+        manifest = flow.checkpoints.load_manifest(epoch)
         assert manifest.channels[NUMBERS].in_flight[TOTALS].entries == 0
         assert {cut.mode for cut in manifest.operators.values()} == {"aligned"}
         assert flow.sink.rows() == [[number, number + 1] for number in range(4)]
-        assert flow.run.status()["state"] == "running"
+        assert flow.run.status().state == "running"
         assert flow.step(NUMBERS), "the source has its credit back"
 
 
@@ -210,12 +196,12 @@ def test_a_quiesced_checkpoint_lets_no_new_batch_of_a_source_begin(tmp_path: Pat
         flow.step(NUMBERS)
         with ThreadPoolExecutor(2) as pool:
             asked = pool.submit(flow.run.trigger_checkpoint, quiesce=True)
-            flow.wait(lambda: flow.run.status()["state"] == "paused")
+            flow.wait(lambda: flow.run.status().state == "paused")
             held = pool.submit(flow.step, NUMBERS)
             flow.wait(flow.operators[NUMBERS].credits.is_waiting)
             flow.wait(lambda: asked.done() or (not flow.step(TOTALS) and asked.done()))
             flow.wait(held.done)
-        assert flow.snapshots.load_manifest(asked.result()).operators[NUMBERS].batch == 0
+        assert flow.checkpoints.load_manifest(asked.result()).operators[NUMBERS].batch == 0
         assert held.result()
 
 
@@ -224,7 +210,7 @@ def test_a_flow_that_was_paused_stays_paused(tmp_path: Path) -> None:
         flow.emit(1)
         assert flow.run.pause()
         assert finished(flow, lambda: flow.run.trigger_checkpoint(quiesce=True)).result() == 1
-        assert flow.run.status()["state"] == "paused"
+        assert flow.run.status().state == "paused"
         flow.run.resume()
 
 
@@ -233,8 +219,8 @@ def test_a_flow_that_does_not_come_to_rest_in_time_goes_on_without_a_checkpoint(
         flow.step(NUMBERS)
         with pytest.raises(CheckpointFailedError, match="not processed in time"):
             flow.run.trigger_checkpoint(quiesce=True, timeout="50ms")
-        assert flow.run.status()["state"] == "running"
-        assert flow.snapshots.epochs() == []
+        assert flow.run.status().state == "running"
+        assert flow.checkpoints.epochs() == []
         flow.step(NUMBERS)
 
 
@@ -254,19 +240,19 @@ def test_a_pinned_checkpoint_stays_over_restarts_until_it_is_unpinned(tmp_path: 
         for _ in range(2):
             flow.emit(2)
             flow.checkpoint()
-        flow.wait(lambda: flow.snapshots.epochs() == [1, 3])
+        flow.wait(lambda: flow.checkpoints.epochs() == [1, 3])
     with running(tmp_path) as flow:
         flow.emit(2)
         flow.checkpoint()
-        flow.wait(lambda: flow.snapshots.epochs() == [1, 4])
-        view = flow.run.status()["checkpoints"]
-        assert (view["last_epoch"], view["min_epoch"], view["pins"]) == (4, 1, [1])
-        needed = needs_of(flow.snapshots.load_manifest(Epoch(1))).channels
+        flow.wait(lambda: flow.checkpoints.epochs() == [1, 4])
+        view = flow.run.status().checkpoints
+        assert (view.last_epoch, view.min_epoch, view.pins) == (4, 1, [1])
+        needed = needs_of(flow.checkpoints.load_manifest(Epoch(1))).channels
         assert flow.recovered.channels[NUMBERS].start <= needed[NUMBERS]
         flow.run.unpin(1)
-        flow.wait(lambda: flow.snapshots.epochs() == [4])
+        flow.wait(lambda: flow.checkpoints.epochs() == [4])
         flow.wait(lambda: flow.recovered.channels[NUMBERS].start > needed[NUMBERS])
-        assert flow.run.status()["checkpoints"]["min_epoch"] == 4
+        assert flow.run.status().checkpoints.min_epoch == 4
         assert flow.metadata.pins() == frozenset()
 
 
@@ -276,7 +262,7 @@ def test_an_epoch_that_is_not_there_cannot_be_pinned(tmp_path: Path) -> None:
         flow.checkpoint()
         with pytest.raises(UnknownEpochError, match="epoch 9 is not a complete checkpoint") as caught:
             flow.run.pin(9)
-        assert caught.value.next_step == "kept are: 1"
+        assert caught.value.next_step == "available checkpoints: 1"
         with pytest.raises(UnknownEpochError, match="epoch 1 is not pinned"):
             flow.run.unpin(1)
 
@@ -286,7 +272,7 @@ def test_young_checkpoints_are_kept_beyond_their_number(tmp_path: Path) -> None:
         for _ in range(4):
             flow.emit(1)
             flow.checkpoint()
-        assert flow.snapshots.epochs() == [1, 2, 3, 4]
+        assert flow.checkpoints.epochs() == [1, 2, 3, 4]
 
 
 # ------------------------------------------------------------------------------------------------- figures
@@ -302,7 +288,7 @@ def test_the_history_has_the_figures_of_every_operator(tmp_path: Path) -> None:
         assert figures[TOTALS]["batch"] == 1
         phases = ("start_delay_ms", "alignment_ms", "sync_ms", "async_ms")
         assert figures[TOTALS]["total_ms"] == pytest.approx(sum(figures[TOTALS][phase] for phase in phases))
-        (subtask,) = flow.snapshots.load_manifest(Epoch(1)).operators[TOTALS].subtasks
+        (subtask,) = flow.checkpoints.load_manifest(Epoch(1)).operators[TOTALS].subtasks
         assert subtask.files > 0 and subtask.async_ms > 0
 
 
@@ -344,22 +330,18 @@ def test_over_a_bad_wire_every_checkpoint_completes_and_every_number_is_publishe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     wire = BadWire(seed)
-    to_operator, to_coordinator = OperatorService.deliver, CoordinatorService.deliver
+    deliver = InProcessRouter.deliver
 
-    def deliver_to_operator(self: OperatorService, letter: Letter) -> None:
-        wire.carry(lambda: to_operator(self, letter))
+    def deliver_badly(self: InProcessRouter, sender: Address, receiver: Address, content: Content) -> None:
+        wire.carry(lambda: deliver(self, sender, receiver, content))
 
-    def deliver_to_coordinator(self: CoordinatorService, operator: OperatorId, letter: Letter) -> None:
-        wire.carry(lambda: to_coordinator(self, operator, letter))
-
-    monkeypatch.setattr(OperatorService, "deliver", deliver_to_operator)
-    monkeypatch.setattr(CoordinatorService, "deliver", deliver_to_coordinator)
+    monkeypatch.setattr(InProcessRouter, "deliver", deliver_badly)
     with running(tmp_path, message_retry="2ms", message_retry_limit=12) as flow:
         for expected in range(1, 5):
             flow.emit(2)
             assert flow.checkpoint() == expected
         assert_each_once(flow.sink.rows())
-        links = flow.run.status()["messages"]["links"]
+        links = flow.run.status().messages.links
         assert links["retried"] > 0
         assert links["duplicate"] > 0
         assert (metric(flow, "cutline_messages_total", kind="retried") or 0) >= links["retried"]
@@ -369,9 +351,9 @@ def test_messages_and_acknowledgements_are_counted(tmp_path: Path) -> None:
     with running(tmp_path) as flow:
         flow.emit(1)
         flow.checkpoint()
-        messages = flow.run.status()["messages"]
-        assert messages["acknowledgements"]["accepted"] == 2
-        assert not messages["links"], "inside one process nothing goes astray"
+        messages = flow.run.status().messages
+        assert messages.acknowledgements["accepted"] == 2
+        assert not messages.links, "inside one process nothing goes astray"
         assert metric(flow, "cutline_acknowledgements_total", outcome="accepted") == 2
 
 
@@ -388,7 +370,7 @@ def test_an_epoch_that_was_given_up_after_a_restore_is_barred(tmp_path: Path) ->
     with running(tmp_path, checkpoint_timeout="1ms") as flow:
         flow.wait(lambda: flow.layout.manifest(Epoch(1)).exists())
         flow.wait(lambda: not flow.metadata.pending())
-        assert flow.snapshots.epochs() == []
+        assert flow.checkpoints.epochs() == []
         (outcome,) = flow.run.checkpoints()
         assert (outcome.outcome, outcome.reason) == ("aborted", "timed out while the coordinator was down")
     with running(tmp_path) as flow:
@@ -403,25 +385,25 @@ def test_a_coordinator_whose_epoch_was_barred_by_another_ends_the_flow(tmp_path:
         flow.request(aligned=True)
         flow.wait(lambda: bool(flow.operators[TOTALS].aligning()))
         # Another process removes pins that it finds when it begins, and this is about what it does after that.
-        flow.wait(lambda: NUMBERS in flow.snapshots.recorded(Epoch(1)))
-        newer = LocalSnapshotStore(flow.layout)
+        flow.wait(lambda: NUMBERS in flow.checkpoints.recorded(Epoch(1)))
+        newer = LocalCheckpointStore(flow.layout)
         newer.store_tombstone(Tombstone(epoch=Epoch(1), generation=flow.recovered.generation, reason="taken over"))
         flow.wait(lambda: flow.step(TOTALS))
         with pytest.raises(FencedError, match="has decided about this epoch"):
             flow.wait(lambda: False)
-        assert flow.snapshots.epochs() == []
+        assert flow.checkpoints.epochs() == []
 
 
 def overtaken_by(aside: Path, place: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """An earlier process stores its manifest just before ours, or our tombstone, would be."""
-    original = getattr(LocalSnapshotStore, method)
+    original = getattr(LocalCheckpointStore, method)
 
-    def be_overtaken(self: LocalSnapshotStore, record: Any) -> Any:
+    def be_overtaken(self: LocalCheckpointStore, record: Any) -> Any:
         if aside.exists():
             aside.rename(place)
         return original(self, record)
 
-    monkeypatch.setattr(LocalSnapshotStore, method, be_overtaken)
+    monkeypatch.setattr(LocalCheckpointStore, method, be_overtaken)
 
 
 def leave_a_manifest_aside(tmp_path: Path) -> tuple[Path, Path]:
@@ -444,9 +426,9 @@ def test_an_epoch_that_an_earlier_coordinator_completes_after_all_is_complete(
 ) -> None:
     overtaken_by(*leave_a_manifest_aside(tmp_path), monkeypatch, "store_manifest")
     with running(tmp_path) as flow:
-        flow.wait(lambda: flow.snapshots.epochs() == [1])
+        flow.wait(lambda: flow.checkpoints.epochs() == [1])
         flow.wait(flow.coordinator.is_settled)
-        assert flow.snapshots.load_manifest(Epoch(1)).generation == 1
+        assert flow.checkpoints.load_manifest(Epoch(1)).generation == 1
         flow.emit(2)
         assert flow.checkpoint() == 2
         assert_each_once(flow.sink.rows())
@@ -458,7 +440,7 @@ def test_an_epoch_that_is_to_be_given_up_and_turns_out_complete_is_complete(
 ) -> None:
     overtaken_by(*leave_a_manifest_aside(tmp_path), monkeypatch, "store_tombstone")
     with running(tmp_path, checkpoint_timeout="1ms") as flow:
-        flow.wait(lambda: flow.snapshots.epochs() == [1] and not flow.metadata.pending())
+        flow.wait(lambda: flow.checkpoints.epochs() == [1] and not flow.metadata.pending())
         flow.wait(flow.coordinator.is_settled)
         assert flow.metadata.history(1)[0].outcome == "completed"
         assert_each_once(flow.sink.rows())

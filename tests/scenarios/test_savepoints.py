@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,31 +15,12 @@ from cutline.model.ids import Epoch, FlowName, OperatorId
 from cutline.model.layout import Layout
 from cutline.runtime.stores import store_at
 from cutline.savepoints.store import Savepoints
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 from cutline.tiers.checkpoint_files import names_in
 from cutline.transport.request_files import ask
-from tests.scenarios.test_running import assert_each_once, running
 from tests.support.killing import is_killed_at
-from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
-
-
-def drained(flow: SparklessFlow, name: str, **more: Any) -> Any:
-    """``totals`` reads on meanwhile."""
-    done: list[Any] = []
-
-    def take() -> None:
-        try:
-            done.append(flow.run.savepoint(name, **more))
-        except Exception as error:  # noqa: BLE001 (handed to the test)
-            done.append(error)
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    flow.wait(lambda: bool(done) or (not flow.step(TOTALS) and bool(done)))
-    thread.join()
-    if isinstance(done[0], Exception):
-        raise done[0]
-    return done[0]
+from tests.support.running import assert_each_once, drained, running
+from tests.support.sparkless import NUMBERS, SparklessFlow
 
 
 def test_a_savepoint_is_drained_self_contained_and_stays(tmp_path: Path) -> None:
@@ -51,12 +31,12 @@ def test_a_savepoint_is_drained_self_contained_and_stays(tmp_path: Path) -> None
         for _ in range(3):
             flow.emit(1)
             flow.checkpoint()
-        flow.wait(lambda: flow.snapshots.epochs() == [4])
+        flow.wait(lambda: flow.checkpoints.epochs() == [4])
         assert [one.name for one in flow.run.savepoints()] == ["before-deploy"]
-    store = Savepoints(flow.layout, store_at).replica("before-deploy")
-    assert store.epochs() == [1]
-    needed = set(names_in(store._store, store.load_manifest(store.epochs()[0]), flow.layout))
-    there = {info.path.removesuffix(".zst") for info in store._store.walk()}
+    store = Savepoints(flow.layout, store_at).tier("before-deploy")
+    assert store.checkpoints.epochs() == [1]
+    needed = set(names_in(store.store, store.checkpoints.load_manifest(Epoch(1)), flow.layout))
+    there = {info.path.removesuffix(".zst") for info in store.store.walk()}
     assert needed <= there, "it needs nothing of the flow's folder"
 
 
@@ -134,8 +114,8 @@ def test_operators_may_be_renamed_and_dropped_on_the_way(tmp_path: Path) -> None
     assert set(manifest.operators) == set(manifest.channels) == {"digits", "sums"}
     assert manifest.operators[OperatorId("sums")].positions.keys() == {"digits"}
     assert manifest.channels[OperatorId("digits")].in_flight.keys() == {"sums"}
-    store = LocalSnapshotStore.reading(target)
-    record = store.load_record(store.load_manifest(manifest.epoch), OperatorId("sums"))
+    store = LocalStore.reading(target)
+    record = store.checkpoints.load_record(store.checkpoints.load_manifest(manifest.epoch), OperatorId("sums"))
     offsets = next(file for file in record.shared if file.path == f"offsets/{record.batch}")
     assert b'"channel": "digits"' in (offsets.content or b"")
     where = ["--flow", "renamed", "--storage", str(tmp_path / "storage")]
@@ -162,7 +142,7 @@ def test_an_exported_savepoint_begins_a_flow_on_another_machine(tmp_path: Path) 
     shutil.rmtree(tmp_path / "here")
     there = Layout(tmp_path / "there" / "storage", "counting")
     imported = Savepoints(Layout(tmp_path / "shelf", "counting"), store_at)
-    savepoint = imported.bring(str(tmp_path / "bucket" / "move"), "moved")
+    savepoint = imported.import_from(str(tmp_path / "bucket" / "move"), "moved")
     assert (savepoint.name, savepoint.epoch) == ("moved", 1)
     imported.clone("moved", there, FlowName("counting"))
     with running(tmp_path / "there") as flow:
@@ -179,7 +159,7 @@ def test_nothing_is_restored_from_bad_bytes(tmp_path: Path) -> None:
         drained(flow, "rotten")
         flow.emit(1)
         flow.checkpoint()
-        flow.wait(lambda: flow.snapshots.epochs() == [2])
+        flow.wait(lambda: flow.checkpoints.epochs() == [2])
     for blob in flow.layout.savepoint("rotten").glob("blobs/*/*"):
         blob.write_bytes(b"rotten")
     with pytest.raises(DamagedRecordError, match="does not match its hash"):
@@ -197,8 +177,8 @@ def test_a_savepoint_of_another_history_is_not_restored_into_this_flow(tmp_path:
         flow.emit(2)
         flow.checkpoint()
         before = flow.layout.manifest(Epoch(1)).read_bytes()
-    Savepoints(flow.layout, store_at).bring(str(tmp_path / "shelf"), "foreign")
-    with pytest.raises(ConfigError, match="another history"):
+    Savepoints(flow.layout, store_at).import_from(str(tmp_path / "shelf"), "foreign")
+    with pytest.raises(ConfigError, match="not belong to this flow's history"):
         SparklessFlow(tmp_path / "second", restore_to="foreign")
     assert flow.layout.manifest(Epoch(1)).read_bytes() == before
     with running(tmp_path / "second") as flow:
@@ -208,7 +188,7 @@ def test_a_savepoint_of_another_history_is_not_restored_into_this_flow(tmp_path:
 
 @pytest.mark.parametrize("name", ["", "7", "../up", "a/b", ".hidden", "x" * 101])
 def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
-    with running(tmp_path) as flow, pytest.raises(ConfigError, match="not a name for a savepoint"):
+    with running(tmp_path) as flow, pytest.raises(ConfigError, match="not a valid savepoint name"):
         flow.run.savepoint(name)
 
 
@@ -220,7 +200,7 @@ def test_a_name_is_used_once_until_it_is_deleted(tmp_path: Path) -> None:
             flow.run.savepoint("one")
         savepoints = Savepoints(flow.layout, store_at)
         savepoints.delete("one")
-        with pytest.raises(UnknownSavepointError, match="there are: none"):
+        with pytest.raises(UnknownSavepointError, match="available savepoints: none"):
             savepoints.load("one")
         drained(flow, "one")
 
@@ -275,7 +255,7 @@ def test_the_commands_know_nothing_of_what_was_given_up(tmp_path: Path) -> None:
     taken = CliRunner().invoke(app, ["savepoint", "create", "now", "--json", *where])
     assert '"epoch":1' in taken.output.replace(" ", ""), taken.output
     planned = CliRunner().invoke(app, ["restore", "--at", "2999-01-01T00:00:00", "--dry-run", *where])
-    assert "back to epoch 1" in planned.output, planned.output
+    assert "restore epoch 1" in planned.output, planned.output
 
 
 def test_the_commands(tmp_path: Path) -> None:
@@ -293,15 +273,15 @@ def test_the_commands(tmp_path: Path) -> None:
 
     assert "good" in cli("savepoint", "list")
     assert '"epoch":1' in cli("savepoint", "show", "good", "--json").replace(" ", "")
-    assert "would go back to epoch 1" in cli("restore", "--to", "good", "--dry-run")
-    assert not flow.layout.restore_wish.exists()
+    assert "would restore epoch 1" in cli("restore", "--to", "good", "--dry-run")
+    assert not flow.layout.restore_request.exists()
     cli("savepoint", "export", "good", str(tmp_path / "elsewhere"))
     cli("savepoint", "delete", "good")
     cli("savepoint", "import", str(tmp_path / "elsewhere"), "again")
-    assert "goes back to epoch 1" in cli("restore", "--to", "again")
+    assert "restores epoch 1" in cli("restore", "--to", "again")
     with running(tmp_path) as flow:
         assert flow.recovered.restored_epoch == 1
-        assert not flow.layout.restore_wish.exists()
+        assert not flow.layout.restore_request.exists()
         flow.emit(1)
         flow.drain()
         assert_each_once(flow.sink.rows())
@@ -309,4 +289,4 @@ def test_the_commands(tmp_path: Path) -> None:
     cli("restore", code=1)
     cli("restore", "--to", "77", code=1)
     cli("restore", "--at", "yesterday", code=1)
-    assert "back to epoch" in cli("restore", "--at", "2999-01-01T00:00:00", "--dry-run")
+    assert "restore epoch" in cli("restore", "--at", "2999-01-01T00:00:00", "--dry-run")

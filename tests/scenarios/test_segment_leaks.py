@@ -12,10 +12,10 @@ import pytest
 
 from cutline.errors import NotDone
 from cutline.model.ids import BatchId, FlowName, Generation, OperatorId
-from cutline.ports import SegmentPlace, StageJob
+from cutline.ports.engine import SegmentPlace, StageJob
 from cutline.spark.executor_staging import _stage_task
-from tests.scenarios.test_remote_tier import Faults
 from tests.support.changing import changing
+from tests.support.remote import Faults
 
 
 def test_a_task_that_fails_leaves_no_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.model.ids import Epoch
-from cutline.ports import EpochOutcome
-from cutline.protocol.checkpoint.coordinator import StoredPending
-from cutline.recovery.sinks import settle_pending
+from cutline.ports.metadata import EpochOutcome
+from cutline.protocol.checkpoint.setup import StoredPending
+from cutline.recovery.at_rest import FlowAtRest
+from cutline.recovery.pending import settle_pending
 from cutline.recovery.start import Recovery
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 from cutline.storage.metadata.sqlite import SqliteMetadata
 from tests.support.stored_flow import TOTALS, StoredFlow, plans_of
 
@@ -33,11 +35,19 @@ def flow(tmp_path: Path) -> StoredFlow:
 def settled(flow: StoredFlow) -> tuple[list[StoredPending], list[EpochOutcome]]:
     """Start, settle; returns what is still pending, and the history."""
     with closing(SqliteMetadata(flow.layout.metadata)) as metadata:
-        store = LocalSnapshotStore(flow.layout)
+        store = LocalStore.open(flow.layout, ReplayGuard())
         recovered = Recovery(
-            graph=flow.graph, plans=plans_of(flow.graph), layout=flow.layout, snapshots=store, metadata=metadata
+            FlowAtRest(
+                graph=flow.graph,
+                plans=plans_of(flow.graph),
+                layout=flow.layout,
+                query_dirs=store.query_dirs,
+                checkpoints=store.checkpoints,
+                generations=store.generations,
+                metadata=metadata,
+            )
         ).recover()
-        return settle_pending(recovered, metadata, store), metadata.history(10)
+        return settle_pending(recovered, metadata, store.checkpoints), metadata.history(10)
 
 
 def test_an_epoch_whose_manifest_is_there_is_complete(flow: StoredFlow) -> None:
@@ -62,10 +72,10 @@ def test_an_epoch_that_the_flow_went_back_behind_is_not_resumable(flow: StoredFl
 
 def test_a_complete_epoch_that_cannot_be_used_is_not_taken_up_again(flow: StoredFlow) -> None:
     """Its manifest is there: the coordinator would find it and take it for one of the present history."""
-    record = flow.store.load_record(flow.store.load_manifest(Epoch(2)), TOTALS)
+    record = flow.store.checkpoints.load_record(flow.store.checkpoints.load_manifest(Epoch(2)), TOTALS)
     flow.layout.blob(next(file.sha256 for file in record.shared if file.path == f"commits/{record.batch}")).unlink()
     shutil.rmtree(flow.spark_dir(TOTALS))
     pending, history = settled(flow)
     assert pending == []
     assert (history[0].epoch, history[0].outcome) == (2, "aborted")
-    assert "went back behind it" in history[0].reason
+    assert "given up by a restore" in history[0].reason

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from cutline.cli.main import app
 from cutline.errors import RecoveryError
-from tests.scenarios.test_remote_tier import copied, lose_host, remote
-from tests.scenarios.test_running import assert_each_once, running
 from tests.support.killing import is_killed_at
+from tests.support.remote import copied, lose_host, remote
+from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS, TABLE, SparklessFlow
 
 

@@ -8,21 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from cutline.config.options import OperatorOptions, build_options
 from cutline.errors import FencedError
-from cutline.model.ids import NO_BATCH, BatchId, Epoch, Generation, OperatorId, Position
-from cutline.ports import OperatorRecord
-from cutline.protocol.messages.coordinator import (
+from cutline.model.checkpoint import OperatorRecord
+from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Generation, OperatorId, Position
+from cutline.model.plan import OperatorPlan
+from cutline.protocol.messages.agent import ResendAck, TakeSnapshot
+from cutline.protocol.messages.wire import (
     EpochClosed,
     OperatorAcked,
-    ResendAck,
     SinkCommitFailed,
     SinkCommitted,
     SnapshotFailed,
-    TakeSnapshot,
+    ToCoordinator,
 )
 from cutline.protocol.publish.commit import CommitPermit
+from cutline.testing.twins.engine import MemoryEngine
 from cutline.testing.twins.sink import MemorySink
-from cutline.transport.mailbox import ToCoordinator
+from cutline.worker.operator_spec import OperatorPorts, OperatorSpec, OperatorStart
+from cutline.worker.sink_commits import SinkCommits
 from cutline.worker.snapshots import Snapshotter
 from tests.support.channels import append_barrier
 from tests.support.stored_flow import FLOW, ORDERS, SUBTASKS, TABLE, TOTALS, StoredFlow
@@ -33,25 +37,48 @@ LONG = 10.0
 class Desk:
     """A snapshotter of ``totals`` and what it reports."""
 
-    def __init__(self, flow: StoredFlow, *, completed_batch: int = NO_BATCH) -> None:
+    def __init__(self, flow: StoredFlow, *, completed_batch: int = NO_BATCH, follows_inputs: bool = False) -> None:
         self.flow = flow
         self.sink = MemorySink()
         self.heard: queue.SimpleQueue[ToCoordinator] = queue.SimpleQueue()
         self.fatal: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-        self.snapshotter = Snapshotter(
+        spec = OperatorSpec(
             flow=FLOW,
             operator=TOTALS,
-            generation=flow.recovered.generation,
-            subtasks=SUBTASKS,
-            channel=flow.log(TOTALS),
+            plan=OperatorPlan(operator=TOTALS, subtasks=SUBTASKS, is_stateful=True, schema_ipc=b""),
+            inputs=(ORDERS,),
+            consumers=(),
             sinks={TABLE: self.sink},
-            spark_checkpoint_dir=flow.spark_dir(TOTALS),
-            snapshots=flow.store,
-            tell=self.heard.put,
-            on_fatal=self.fatal.put,
+            options=build_options({}),
+            own_options=OperatorOptions(),
+        )
+        start = OperatorStart(
+            operator=TOTALS,
+            generation=flow.recovered.generation,
+            channel=flow.log(TOTALS),
+            spark_dir=flow.recovered.generation,
+            last_epoch=NO_EPOCH,
+            open_epochs=frozenset(),
             completed_batch=BatchId(completed_batch),
         )
+        ports = OperatorPorts(
+            engine=MemoryEngine(),
+            query_dirs=flow.store.query_dirs,
+            checkpoints=flow.store.checkpoints,
+            spark_checkpoint_dir=flow.spark_dir(TOTALS),
+            inputs={ORDERS: flow.log(ORDERS)} if follows_inputs else {},
+            wire=lambda *_: None,
+            on_fatal=self.fatal.put,
+            check_fence=lambda: None,
+        )
+        self.snapshotter = Snapshotter(spec, start, ports, tell=self.heard.put)
+        self.sink_commits = SinkCommits(spec, ports, tell=self.heard.put, on_fatal=self.fatal.put)
         self.snapshotter.start()
+        self.sink_commits.start()
+
+    def stop(self) -> None:
+        self.snapshotter.stop()
+        self.sink_commits.stop()
 
     def cut(self, epoch: int) -> None:
         barrier = append_barrier(self.flow.log(TOTALS), epoch)
@@ -109,7 +136,7 @@ def flow(tmp_path: Path) -> StoredFlow:
 def desk(flow: StoredFlow) -> Iterator[Desk]:
     desk = Desk(flow)
     yield desk
-    desk.snapshotter.stop()
+    desk.stop()
 
 
 # ------------------------------------------------------------------------------------------------- snapshots
@@ -128,7 +155,7 @@ def test_a_snapshot_is_stored_and_acknowledged(flow: StoredFlow, desk: Desk) -> 
     assert (ack.timings.alignment_ms, ack.timings.start_delay_ms) == (3, 2)
     assert ack.timings.sync_ms > 0 and ack.timings.async_ms > 0
     assert all(subtask.async_ms > 0 for subtask in ack.subtasks)
-    assert flow.store.damage(record) == []
+    assert flow.store.checkpoints.damage(record) == []
 
 
 def test_before_the_first_batch_every_subtask_acknowledges_all_the_same(desk: Desk) -> None:
@@ -220,8 +247,38 @@ def test_a_stop_gives_up_what_waits(flow: StoredFlow, desk: Desk) -> None:
     flow.run(ORDERS)
     flow.run(TOTALS, until="appended")
     desk.cut(1)
-    desk.snapshotter.stop()
+    desk.stop()
     assert desk.heard.empty()
+
+
+def test_what_is_in_flight_is_in_the_record_and_in_the_acknowledgement(flow: StoredFlow) -> None:
+    """orders: b0 b1 b2 |1 – totals has read one of them, and cuts before the barrier is there."""
+    desk = Desk(flow, follows_inputs=True)
+    for _ in range(3):
+        flow.run(ORDERS)
+    flow.run(TOTALS, read=1)
+    desk.cut(1)
+    barrier = append_barrier(flow.log(ORDERS), 1)
+    assert desk.heard.empty(), "the end of what is in flight is not known yet"
+    desk.snapshotter.input_barriers.appeared(ORDERS, Epoch(1), barrier.seq)
+    ack = desk.acked().ack
+    flight = ack.in_flight[ORDERS]
+    assert (flight.first, flight.end, flight.entries) == (1, 3, 2)
+    assert flight.rows > 0 and flight.size_bytes > 0
+    assert desk.record(1).in_flight == ack.in_flight
+    desk.stop()
+
+
+def test_a_snapshot_does_not_wait_for_barriers_of_an_epoch_that_is_over(flow: StoredFlow) -> None:
+    desk = Desk(flow, follows_inputs=True)
+    flow.run_all()
+    desk.cut(1)
+    desk.closed(1, completed=False)
+    desk.cut(2)
+    desk.snapshotter.input_barriers.appeared(ORDERS, Epoch(2), append_barrier(flow.log(ORDERS), 2).seq)
+    assert desk.acked().ack.epoch == 2
+    assert not desk.path(1).exists()
+    desk.stop()
 
 
 # ------------------------------------------------------------------------------------------------- said again
@@ -272,7 +329,7 @@ def test_an_operator_that_restarts_before_it_was_heard_acknowledges_what_it_has_
         TakeSnapshot(epoch=Epoch(1), batch=barrier.batch, positions={}, aligned=True, alignment_ms=99)
     )
     assert again.acked() == first
-    again.snapshotter.stop()
+    again.stop()
 
 
 def test_what_was_stored_for_an_epoch_is_gone_when_it_was_aborted(flow: StoredFlow, desk: Desk) -> None:
@@ -334,7 +391,7 @@ def test_what_was_complete_before_the_start_is_not_bound_again(flow: StoredFlow)
     desk = Desk(flow, completed_batch=1)
     desk.cut(1)
     desk.acked()
-    desk.snapshotter.stop()
+    desk.stop()
     assert bound(desk, 1) == [2]
 
 
@@ -363,12 +420,12 @@ def complete(flow: StoredFlow) -> Iterator[Desk]:
     flow.checkpoint(2)
     desk = Desk(flow)
     yield desk
-    desk.snapshotter.stop()
+    desk.stop()
 
 
 def test_a_commit_publishes_the_batches_that_the_permit_covers(complete: Desk) -> None:
-    complete.snapshotter.publish(complete.permit(1, after=-1, through=1))
-    complete.snapshotter.publish(complete.permit(2, after=1, through=2))
+    complete.sink_commits.publish(complete.permit(1, after=-1, through=1))
+    complete.sink_commits.publish(complete.permit(2, after=1, through=2))
     assert complete.next() == SinkCommitted(operator=TOTALS, sink=TABLE, epoch=Epoch(1), has_rows=True)
     assert complete.next() == SinkCommitted(operator=TOTALS, sink=TABLE, epoch=Epoch(2), has_rows=True)
     assert complete.sink.visible == {1: [0, 1], 2: [2]}
@@ -377,17 +434,17 @@ def test_a_commit_publishes_the_batches_that_the_permit_covers(complete: Desk) -
 def test_a_commit_that_fails_is_reported_and_can_be_asked_for_again(complete: Desk) -> None:
     complete.sink.commit_failures.append(ValueError("no network"))
     permit = complete.permit(1, after=-1, through=1)
-    complete.snapshotter.publish(permit)
+    complete.sink_commits.publish(permit)
     failed = complete.next()
     assert isinstance(failed, SinkCommitFailed)
     assert failed.reason == "ValueError: no network"
-    complete.snapshotter.publish(permit)
+    complete.sink_commits.publish(permit)
     assert isinstance(complete.next(), SinkCommitted)
     assert complete.sink.visible == {1: [0, 1]}
 
 
 def test_a_commit_without_a_manifest_publishes_nothing(complete: Desk) -> None:
-    complete.snapshotter.publish(complete.permit(7, after=2, through=3))
+    complete.sink_commits.publish(complete.permit(7, after=2, through=3))
     assert isinstance(complete.next(), SinkCommitFailed)
     assert complete.sink.visible == {}
 
@@ -395,14 +452,14 @@ def test_a_commit_without_a_manifest_publishes_nothing(complete: Desk) -> None:
 def test_a_commit_whose_record_is_damaged_publishes_nothing(complete: Desk) -> None:
     path = complete.path(1)
     path.write_bytes(path.read_bytes().replace(b'"batch":0', b'"batch":9'))
-    complete.snapshotter.publish(complete.permit(1, after=-1, through=1))
+    complete.sink_commits.publish(complete.permit(1, after=-1, through=1))
     assert isinstance(complete.next(), SinkCommitFailed)
     assert complete.sink.visible == {}
 
 
 def test_a_fenced_sink_ends_the_flow(complete: Desk) -> None:
     complete.sink.commit_failures.append(FencedError("another history"))
-    complete.snapshotter.publish(complete.permit(1, after=-1, through=1))
+    complete.sink_commits.publish(complete.permit(1, after=-1, through=1))
     assert isinstance(complete.fatal.get(timeout=LONG), FencedError)
     assert complete.heard.empty()
 
@@ -411,7 +468,7 @@ def test_a_slow_snapshot_does_not_hold_up_a_commit(complete: Desk) -> None:
     complete.flow.run(ORDERS)
     complete.flow.run(TOTALS, until="appended")
     complete.cut(3)
-    complete.snapshotter.publish(complete.permit(1, after=-1, through=1))
+    complete.sink_commits.publish(complete.permit(1, after=-1, through=1))
     assert isinstance(complete.next(), SinkCommitted)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cutline.errors import FencedError
-from tests.scenarios.test_remote_tier import copied, remote
-from tests.scenarios.test_running import running
+from tests.support.remote import copied, remote
+from tests.support.running import running
 from tests.support.sparkless import NUMBERS, SparklessFlow
 
 

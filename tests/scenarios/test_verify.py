@@ -16,17 +16,21 @@ import pytest
 from typer.testing import CliRunner
 
 from cutline.base import records
+from cutline.channels.entry_files import data_dir, entry_path, load
 from cutline.cli.main import app
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import DamagedRecordError, RecoveryError, UnknownEpochError, UnknownFormatError
-from cutline.maintenance.verify import EpochReport, Verifier
-from cutline.model.entries import DataEntry, data_dir, entry_path, load
+from cutline.maintenance.findings import EpochReport
+from cutline.maintenance.verify import Verifier
+from cutline.model.checkpoint import Tombstone
+from cutline.model.entries import DataEntry
 from cutline.model.ids import Epoch, Generation, OperatorId, Position
 from cutline.model.layout import Layout
-from cutline.ports import FileSet, Tombstone
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.ports.query_dir import FileSet
 from cutline.storage.inspector import LocalInspector
+from cutline.storage.local import LocalStore
 from cutline.storage.metadata.inspector import inspect_coordinator
-from tests.scenarios.test_running import assert_each_once, running
+from tests.support.running import assert_each_once, running
 from tests.support.spark_dirs import content_of
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 from tests.support.stored_flow import ORDERS, StoredFlow
@@ -40,7 +44,11 @@ THIRD = Epoch(3)
 
 def verifier(layout: Layout, *, deep: bool = True, on_read: Callable[[int], None] = lambda _: None) -> Verifier:
     return Verifier(
-        layout, LocalInspector(layout), lambda: inspect_coordinator(layout.metadata), deep=deep, on_read=on_read
+        layout,
+        LocalInspector(layout, ReplayGuard()),
+        lambda: inspect_coordinator(layout.metadata),
+        deep=deep,
+        on_read=on_read,
     )
 
 
@@ -67,7 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             flow.wait(future.done)
     finally:
         flow.stop()
-    manifest = LocalSnapshotStore.reading(flow.layout).load_manifest(THIRD)
+    manifest = LocalStore.reading(flow.layout).checkpoints.load_manifest(THIRD)
     assert manifest.channels[NUMBERS].in_flight[TOTALS].entries == 2
     return storage
 
@@ -84,14 +92,17 @@ def layout_of(storage: Path) -> Layout:
 
 def target(layout: Layout, kind: str) -> Path:
     """One file of this kind that only epoch 3 needs."""
-    store = LocalSnapshotStore.reading(layout)
-    manifest = store.load_manifest(THIRD)
+    store = LocalStore.reading(layout)
+    manifest = store.checkpoints.load_manifest(THIRD)
     cut = manifest.operators[TOTALS]
     flight = manifest.channels[NUMBERS].in_flight[TOTALS]
     channel, generation = layout.channel(NUMBERS), manifest.generation
     if kind == "blob":
-        older = {file.sha256 for file in store.load_record(store.load_manifest(Epoch(2)), TOTALS).files()}
-        files = store.load_record(manifest, TOTALS).files()
+        older = {
+            file.sha256
+            for file in store.checkpoints.load_record(store.checkpoints.load_manifest(Epoch(2)), TOTALS).files()
+        }
+        files = store.checkpoints.load_record(manifest, TOTALS).files()
         return next(layout.blob(file.sha256) for file in files if file.content is None and file.sha256 not in older)
     if kind == "segment":
         entry = load(entry_path(channel, generation, flight.first))
@@ -223,14 +234,14 @@ def test_a_clone_that_has_no_records_of_older_generations_is_whole(storage: Path
     layout.generation(Generation(1)).unlink()
     assert [report.verdict for report in verifier(layout).newest()] == ["good"]
     (found,) = verifier(layout).flow_problems()
-    assert "2 generations have been" in found.problem, "the coordinator remembers it: here it is no clone"
+    assert "there were 2 generations" in found.problem, "the coordinator remembers it: here it is no clone"
     layout.metadata.unlink()
     assert [found.path for found in verifier(layout).flow_problems()] == ["coordinator.sqlite"]
 
 
 def test_a_manifest_that_makes_no_sense_does_not_hide_the_others(storage: Path) -> None:
     layout = layout_of(storage)
-    manifest = LocalSnapshotStore.reading(layout).load_manifest(Epoch(2))
+    manifest = LocalStore.reading(layout).checkpoints.load_manifest(Epoch(2))
     senseless = {
         name: msgspec.structs.replace(cut, lineage=[(Generation(1), Position(10_000))])
         for name, cut in manifest.channels.items()
@@ -317,7 +328,7 @@ def stored(tmp_path: Path, *, epochs: int = 2) -> StoredFlow:
 
 def test_a_tombstone_is_no_epoch(tmp_path: Path) -> None:
     flow = stored(tmp_path)
-    flow.store.store_tombstone(Tombstone(epoch=Epoch(9), generation=Generation(1), reason="given up"))
+    flow.store.checkpoints.store_tombstone(Tombstone(epoch=Epoch(9), generation=Generation(1), reason="given up"))
     assert [report.epoch for report in verifier(flow.layout).every()] == [1, 2]
     with pytest.raises(UnknownEpochError):
         verifier(flow.layout).one(Epoch(9))
@@ -328,7 +339,7 @@ def test_an_epoch_that_the_flow_went_back_behind_is_left_and_not_damaged(tmp_pat
     flow.start(restore_to=Epoch(1))
     assert [(report.epoch, report.verdict) for report in verifier(flow.layout).every()] == [(1, "good"), (2, "left")]
     assert [report.epoch for report in verifier(flow.layout).newest()] == [1]
-    flow.store._remove_epoch(Epoch(2))
+    flow.store.checkpoints._remove_epoch(Epoch(2))
     assert [report.epoch for report in verifier(flow.layout).every()] == [1], "and nobody misses it when it is gone"
 
 
@@ -341,9 +352,9 @@ def test_an_epoch_that_is_let_go_of_under_our_eyes_is_not_damaged(tmp_path: Path
         nonlocal seen
         seen += 1
         if seen == after_files:
-            flow.store.collect([Epoch(1), Epoch(2)], Epoch(4))
+            flow.store.checkpoints.collect([Epoch(1), Epoch(2)], Epoch(4))
             for name in flow.graph.names:
-                flow.log(name).truncate(flow.store.load_manifest(THIRD).channels[name].barrier)
+                flow.log(name).truncate(flow.store.checkpoints.load_manifest(THIRD).channels[name].barrier)
 
     reports = list(verifier(flow.layout, on_read=collect_meanwhile).every())
     assert problems_of(reports) == []
@@ -360,7 +371,7 @@ def test_a_restart_under_our_eyes_that_goes_back_is_not_damage(tmp_path: Path) -
         if seen == 2:
             flow.start(restore_to=Epoch(1))
             for name in flow.graph.names:
-                flow.log(name).sweep()
+                flow.log(name).collect()
 
     assert verifier(flow.layout, on_read=go_back_meanwhile).one(Epoch(2)).verdict == "left"
 
@@ -402,7 +413,7 @@ def test_a_running_flow_that_collects_all_the_time_has_no_damage(tmp_path: Path)
 )
 def test_a_snapshot_that_lacks_a_file_is_found_although_all_it_has_is_whole(tmp_path: Path, missing: str) -> None:
     flow = stored(tmp_path, epochs=1)
-    whole = flow.store.files_of
+    whole = flow.store.query_dirs.files_of
 
     def incomplete(folder: Path, batch: Any) -> FileSet:
         files = whole(folder, batch)
@@ -413,7 +424,7 @@ def test_a_snapshot_that_lacks_a_file_is_found_although_all_it_has_is_whole(tmp_
             watermark_ms=files.watermark_ms,
         )
 
-    flow.store.files_of = incomplete  # type: ignore[method-assign, assignment]
+    flow.store.query_dirs.files_of = incomplete  # type: ignore[method-assign, assignment]
     flow.run_all(batches=2)
     flow.checkpoint(2)
     (report,) = verifier(flow.layout, deep=False).newest()

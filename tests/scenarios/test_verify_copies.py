@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from cutline.cli.main import app
 from cutline.errors import CutlineError
-from tests.scenarios.test_remote_tier import copied, lose_host, remote
-from tests.scenarios.test_running import assert_each_once, running
-from tests.scenarios.test_savepoints import drained
+from tests.support.remote import copied, lose_host, remote
+from tests.support.running import assert_each_once, drained, running
 from tests.support.sparkless import NUMBERS, SparklessFlow
 
 KINDS = {

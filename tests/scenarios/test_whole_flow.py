@@ -67,9 +67,9 @@ def test_a_checkpoint_is_complete_and_published_when_it_is_answered(tmp_path: Pa
     with running(tmp_path) as flow:
         flow.emit(3)
         assert flow.checkpoint() == 1
-        assert flow.snapshots.epochs() == [1]
+        assert flow.checkpoints.epochs() == [1]
         assert flow.sink.rows() == [[0, 1], [1, 2], [2, 3]]
-        manifest = flow.snapshots.load_manifest(Epoch(1))
+        manifest = flow.checkpoints.load_manifest(Epoch(1))
         assert {name: cut.batch for name, cut in manifest.operators.items()} == {NUMBERS: 2, TOTALS: 2}
         assert flow.metadata.published() == {"table": 1}
         (outcome,) = flow.metadata.history(10)
@@ -83,7 +83,7 @@ def test_rows_in_flight_at_an_unaligned_cut_belong_to_the_next_epoch(tmp_path: P
         flow.step(NUMBERS)
         future = flow.request()
         flow.wait(future.done)
-        manifest = flow.snapshots.load_manifest(Epoch(1))
+        manifest = flow.checkpoints.load_manifest(Epoch(1))
         in_flight = manifest.channels[NUMBERS].in_flight[TOTALS]
         assert (in_flight.entries, in_flight.rows, manifest.operators[TOTALS].mode) == (2, 2, "unaligned")
         assert flow.sink.rows() == [[0, 1]]
@@ -101,7 +101,7 @@ def test_an_aligned_cut_waits_for_the_rows_before_the_barrier(tmp_path: Path) ->
         assert not future.done()
         flow.step(TOTALS)
         flow.wait(future.done)
-        manifest = flow.snapshots.load_manifest(Epoch(1))
+        manifest = flow.checkpoints.load_manifest(Epoch(1))
         assert manifest.operators[TOTALS].mode == "aligned"
         assert manifest.channels[NUMBERS].in_flight[TOTALS].entries == 0
         assert flow.sink.rows() == [[0, 1], [1, 2]]
@@ -112,7 +112,7 @@ def test_alignment_switches_when_it_takes_too_long(tmp_path: Path) -> None:
         flow.step(NUMBERS)
         future = flow.coordinator.request_checkpoint(None)
         flow.wait(future.done)
-        assert flow.snapshots.load_manifest(Epoch(1)).operators[TOTALS].mode == "unaligned"
+        assert flow.checkpoints.load_manifest(Epoch(1)).operators[TOTALS].mode == "unaligned"
 
 
 def test_a_checkpoint_before_the_first_batch_can_be_restored(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_only_the_newest_checkpoint_is_kept_and_logs_are_truncated(tmp_path: Pat
         for _ in range(3):
             flow.emit(2)
             flow.checkpoint()
-        flow.wait(lambda: flow.snapshots.epochs() == [3])
+        flow.wait(lambda: flow.checkpoints.epochs() == [3])
         flow.wait(lambda: flow.recovered.channels[NUMBERS].start == 8)
 
 
@@ -144,7 +144,7 @@ def test_an_idle_flow_whose_coordinator_records_are_lost_goes_on(tmp_path: Path)
         flow.emit(2)
         for _ in range(4):
             flow.checkpoint()
-        flow.wait(lambda: flow.snapshots.epochs() == [4])
+        flow.wait(lambda: flow.checkpoints.epochs() == [4])
         assert flow.sink.published() == 1
     for path in (tmp_path / "storage" / "counting").glob("coordinator.sqlite*"):
         path.unlink()
@@ -230,7 +230,7 @@ def test_a_restore_behind_what_was_published_takes_it_back_and_publishes_it_agai
         flow.emit(2)
         flow.drain()
         assert_each_once(flow.sink.rows())
-        assert max(flow.snapshots.epochs()) > 3, "an epoch is never used twice"
+        assert max(flow.checkpoints.epochs()) > 3, "an epoch is never used twice"
 
 
 def test_a_sink_with_rows_is_never_emptied_by_a_wiped_storage(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_an_epoch_that_was_pending_is_finished_after_the_restart(tmp_path: Path)
 
     assert is_killed_at("after-barrier:totals", be_killed)
     with running(tmp_path) as flow:
-        flow.wait(lambda: flow.snapshots.epochs() == [1])
+        flow.wait(lambda: flow.checkpoints.epochs() == [1])
         flow.wait(flow.coordinator.is_settled)
         assert_each_once(flow.sink.rows())
         assert len(flow.sink.rows()) == 3
@@ -271,8 +271,8 @@ def test_an_epoch_cut_before_the_first_batch_keeps_its_rows_in_flight_over_a_res
 
     assert is_killed_at("after-barrier:totals", be_killed)
     with running(tmp_path) as flow:
-        flow.wait(lambda: flow.snapshots.epochs() == [1])
-        assert flow.snapshots.load_manifest(Epoch(1)).channels[NUMBERS].in_flight[TOTALS].rows == 2
+        flow.wait(lambda: flow.checkpoints.epochs() == [1])
+        assert flow.checkpoints.load_manifest(Epoch(1)).channels[NUMBERS].in_flight[TOTALS].rows == 2
         flow.wait(flow.coordinator.is_settled)
         shutil.rmtree(flow.spark_dir(NUMBERS))
     with running(tmp_path) as flow:
@@ -358,7 +358,7 @@ def test_a_coordinator_that_was_overtaken_ends_the_flow(tmp_path: Path) -> None:
         flow.request()
         with pytest.raises(FencedError):
             flow.wait(lambda: False)
-        assert flow.snapshots.epochs() == []
+        assert flow.checkpoints.epochs() == []
 
 
 def test_an_operator_whose_log_was_written_by_another_ends_the_flow(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from cutline.cli.main import app
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import CutlineError
 from cutline.maintenance.verify import Verifier
 from cutline.model.ids import OperatorId
@@ -21,7 +22,7 @@ from cutline.objects import open_store
 from cutline.storage.inspector import LocalInspector
 from cutline.storage.metadata.inspector import inspect_coordinator
 from cutline.tiers import replicator as replication
-from cutline.tiers.upload import Replica
+from cutline.tiers.remote_tier import RemoteTier
 from tests.support.spark_dirs import SparkDir
 from tests.support.sparkless import NUMBERS, TOTALS, Row, SparklessFlow
 
@@ -69,9 +70,9 @@ def settings(storage: Path, **more: Any) -> dict[str, Any]:
 
 def gc_in(flow: SparklessFlow, *, dry_run: bool = False, grace_ms: int = 0) -> dict[str, Any]:
     """What a shell would ask of the running flow."""
-    replicator = flow.run._replicator
+    replicator = flow.run._parts.background.replicator
     url = replicator.url if replicator is not None else None
-    handler = flow.run._mailbox._handlers["gc"]
+    handler = flow.run._handlers.by_kind()["gc"]
     return handler(grace_ms=grace_ms, dry_run=dry_run, remote=url)
 
 
@@ -89,7 +90,7 @@ def live_busily(storage: Path, seed: int) -> None:
                 with contextlib.suppress(CutlineError):  # the checkpoint was given up, or gone before it could be kept
                     flow.run.savepoint(f"s{seed}-{number}", drain=False, timeout=2)
                 for one in flow.run.savepoints()[:-1]:
-                    flow.run._savepoints.delete(one.name)
+                    flow.run._parts.stores.savepoints.delete(one.name)
 
     problems: list[BaseException] = []
 
@@ -103,8 +104,8 @@ def live_busily(storage: Path, seed: int) -> None:
     while True:
         if problems:
             raise problems[0]
-        if flow.run._failure is not None:
-            raise flow.run._failure
+        if flow.run._lifecycle.failure is not None:
+            raise flow.run._lifecycle.failure
         flow.step(chance.choice([NUMBERS, TOTALS, TOTALS]))
         time.sleep(chance.random() * 0.01)
 
@@ -119,15 +120,17 @@ def run_gc(storage: Path, *more: str) -> Any:
 
 def damage_in(layout: Layout) -> list[str]:
     """What a deep look at every checkpoint finds."""
-    verifier = Verifier(layout, LocalInspector(layout), lambda: inspect_coordinator(layout.metadata), deep=True)
+    verifier = Verifier(
+        layout, LocalInspector(layout, ReplayGuard()), lambda: inspect_coordinator(layout.metadata), deep=True
+    )
     return [str(problem) for report in verifier.every() for problem in report.problems]
 
 
 def fetch_all(storage: Path, folder: Path) -> Layout:
     """All that the remote tier has, in an empty folder."""
     layout = Layout(folder, "counting")
-    replica = Replica(open_store(str(storage / "remote" / "counting")), layout)
+    replica = RemoteTier.open(open_store(str(storage / "remote" / "counting")), layout)
     layout.root.mkdir(parents=True)
-    for epoch in replica.fetch_records():
-        replica.fetch_content(replica.load_manifest(epoch))
+    for epoch in replica.downloader.download_records():
+        replica.downloader.download_content(replica.checkpoints.load_manifest(epoch))
     return layout

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from cutline.base import durable
+from cutline.channels.entry_files import data_dir
 from cutline.config.options import build_options
 from cutline.flow import Flow
-from cutline.model.entries import data_dir
 from cutline.model.ids import Epoch, OperatorId, Position
 from cutline.model.layout import Layout
-from cutline.model.restore_request import current_wish
 from cutline.protocol.messages.coordinator import CheckpointOptions
-from cutline.runtime import launch as wiring
+from cutline.runtime import launch
+from cutline.runtime.launch import current_request
 from tests.support.spark_dirs import SparkDir
 from tests.support.sparkless import LONG_SECONDS, FolderSink, HandDrivenEngine, Row, _Batch
 
@@ -60,14 +60,14 @@ class ChangingFlow:
             flow.sink(operator, self.sinks[name], name=name)
         self.graph = flow.graph()
         self.engine = HandDrivenEngine(self.graph)
-        wish = current_wish(self.layout, restore_to, rename, allow_dropped=allow_dropped, flow=flow.name)
-        self.run = wiring.run_on(
-            self.engine, flow, self.graph, self.options, self.layout, release_lock=lambda: None, wish=wish
+        request = current_request(self.layout, restore_to, rename, allow_dropped=allow_dropped, flow=flow.name)
+        self.run = launch.run_on(
+            self.engine, flow, self.graph, self.options, self.layout, release_lock=lambda: None, request=request
         )
-        self.recovered = self.run._recovered
-        self.coordinator = self.run._coordinator
-        self.operators = self.run._operators
-        self.snapshots = self.coordinator._snapshots
+        self.recovered = self.run._parts.settled.recovered
+        self.coordinator = self.run._parts.coordinator
+        self.operators = self.run._parts.workers.operators
+        self.checkpoints = self.coordinator._ports.checkpoints
         for operator in self.graph.names:
             spark = self.spark(operator)
             if spark.planned(spark.committed + 1) is not None:
@@ -82,7 +82,7 @@ class ChangingFlow:
 
     def fates(self) -> dict[str, str]:
         """What became of every operator, by its name now, or by what it was called."""
-        return {row["now"] or row["was"]: row["fate"] for row in self.run.status()["recovery"]["operators"]}
+        return {str(row.now or row.was): row.fate for row in self.run.status().recovery.operators}
 
     # ------------------------------------------------------------------ the queries
 
@@ -166,9 +166,9 @@ class ChangingFlow:
     def wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LONG_SECONDS
         while not condition():
-            if self.run._failure is not None:
-                raise self.run._failure
-            assert time.monotonic() < deadline, f"not in time: {self.coordinator.view()}"
+            if self.run._lifecycle.failure is not None:
+                raise self.run._lifecycle.failure
+            assert time.monotonic() < deadline, f"not in time: {self.coordinator.snapshot()}"
             threading.Event().wait(0.001)
 
     def table(self, name: str) -> list[Row]:

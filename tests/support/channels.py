@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from cutline.channels.entry_files import data_dir
 from cutline.channels.log import ChannelLog
 from cutline.channels.segments import crc32_of
-from cutline.model.entries import BarrierEntry, DataEntry, data_dir
+from cutline.model.entries import BarrierEntry, DataEntry, Segment
 from cutline.model.ids import BatchId, Epoch, Generation, OperatorId, Position, SinkId
-from cutline.ports import Segment, StagedBatch
+from cutline.model.staging import StagedBatch
 from cutline.protocol.history.lineage import Lineage
 
 

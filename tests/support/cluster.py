@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pyspark
 
+from cutline.testing.servers.lifetime import start_child
+
 _START_SECONDS = 60.0
 _MEMORY = "700m"
 
@@ -90,7 +92,7 @@ class Cluster:
     def _start(self, name: str, command: list[str]) -> None:
         with open(self._folder / f"{name}.log", "ab") as log:
             self._processes.append(
-                subprocess.Popen(
+                start_child(
                     command,
                     stdout=log,
                     stderr=log,

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, OperatorId, Position
-from cutline.protocol.cut.agent import AS_FLOW, Agent, CutState, FoundCut
-from cutline.protocol.messages.coordinator import (
-    AckRequested,
+from cutline.protocol.cut.agent import AS_FLOW, Agent, AlignmentLimits, CutState, FoundCut
+from cutline.protocol.messages.agent import (
     AgentAction,
     AgentEvent,
     AppendBarrier,
     BarrierAppeared,
-    BarrierRequested,
-    BarrierTerms,
     BatchAppended,
     DataAppeared,
-    EpochClosed,
     ReportFailure,
     SetGate,
     TakeSnapshot,
-    TimePassed,
 )
+from cutline.protocol.messages.time import TimePassed
+from cutline.protocol.messages.wire import AckRequested, BarrierRequested, EpochClosed
 
 
 def terms(limit_ms: int | None = None, *, is_binding: bool = False, started_ms: int = 0) -> BarrierTerms:
@@ -51,8 +49,7 @@ class DrivenAgent:
             last_batch=BatchId(last_batch),
             positions={OperatorId(name): Position(at) for name, at in (positions or {}).items()},
             found_cuts=found_cuts,
-            own_limit_ms=own_limit_ms,
-            patience_ms=patience_ms,
+            limits=AlignmentLimits(own_ms=own_limit_ms, give_up_ms=patience_ms),
         )
         self.now_ms = 0
         self.gates: dict[str, int] = {}

@@ -5,44 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from cutline.model.cut import BarrierTerms, CutPoint, OperatorAck, SubtaskAck
 from cutline.model.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
-from cutline.protocol.checkpoint.coordinator import Coordinator, EpochNumbers, Settings, StoredPending, Topology
+from cutline.protocol.checkpoint.coordinator import Coordinator
+from cutline.protocol.checkpoint.setup import EpochNumbers, Settings, StoredPending, Topology
 from cutline.protocol.checkpoint.trigger import TriggerPolicy, TriggerSettings
 from cutline.protocol.history.retention import RetentionPolicy
 from cutline.protocol.messages.coordinator import (
     AbortStored,
     AnnounceClosed,
     AnswerRequest,
-    BarrierTerms,
     CheckpointOptions,
     CheckpointRequested,
     CommitSink,
     CoordinatorAction,
     CoordinatorEvent,
-    CutPoint,
     FoundManifest,
     InjectBarrier,
     ManifestRefused,
     ManifestStored,
-    OperatorAck,
-    OperatorAcked,
-    OperatorStarted,
     PendingStored,
     PinChanged,
-    ProgressMade,
     RegionLost,
     RegionRestored,
     ReleaseEpochs,
     ReportHealth,
     RequestAck,
-    SinkCommitFailed,
-    SinkCommitted,
-    SnapshotFailed,
     StoreAborted,
     StoreManifest,
     StorePending,
-    SubtaskAck,
-    TimePassed,
+)
+from cutline.protocol.messages.time import TimePassed
+from cutline.protocol.messages.wire import (
+    OperatorAcked,
+    OperatorStarted,
+    ProgressMade,
+    SinkCommitFailed,
+    SinkCommitted,
+    SnapshotFailed,
 )
 from cutline.protocol.publish.commit import CommitPermit
 from cutline.protocol.publish.publishing import CompleteEpoch

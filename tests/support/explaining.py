@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cutline.base import durable, records
-from cutline.coordinator.manifests import lineage_of
-from cutline.model import entries as codec
+from cutline.channels import entry_files as codec
+from cutline.model.checkpoint import Manifest, OperatorRecord
 from cutline.model.entries import DataEntry
+from cutline.model.generation import GenerationRecord
 from cutline.model.ids import Epoch, OperatorId, Position
 from cutline.model.layout import Layout
-from cutline.ports import GenerationRecord, Manifest, ObjectStore, OperatorRecord
-from cutline.protocol.history.lineage import Lineage
+from cutline.ports.objects import ObjectStore
+from cutline.protocol.history.lineage import Lineage, lineage_of
 from cutline.storage.metadata.inspector import inspect_coordinator
 
 #: Of the flow as a whole; the write-ahead log of the database comes and goes.

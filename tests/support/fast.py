@@ -1,4 +1,4 @@
-"""What all fast tests share.
+"""What all tests without Spark share.
 
 The property tests run the same examples every time, and many more with ``CUTLINE_EXPLORE=5000``.
 """
@@ -26,6 +26,12 @@ settings.load_profile("explore" if "CUTLINE_EXPLORE" in os.environ else "same")
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests kill processes, never the machine: what is written is there without a sync, and much sooner."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def every_file_is_a_blob(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots made by hand hold only small files; tests that damage or count blobs want them all as blobs."""
+    monkeypatch.setattr("cutline.storage.checkpoints.INLINE_BYTES", -1)

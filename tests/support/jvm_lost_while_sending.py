@@ -13,11 +13,12 @@ from pathlib import Path
 
 from cutline.model.layout import Layout
 from cutline.objects import open_store
-from cutline.ports import ObjectStore
+from cutline.ports.objects import ObjectStore
 from cutline.spark.executor_jobs import SparkExecutors
 from cutline.spark.session import jvm_pid, open_session
-from cutline.tiers.executor_transfer import ExecutorCarrier, ThreadCarrier
-from cutline.tiers.transfer import SEND, File
+from cutline.tiers.driver_transfer import DriverTransfer
+from cutline.tiers.executor_transfer import ExecutorTransfer
+from cutline.tiers.transfer import UPLOAD, File
 
 
 def open_slowly(place: str, begun: str) -> ObjectStore:
@@ -44,15 +45,15 @@ def main(folder: Path) -> None:
         os.kill(victim, signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
-    carrier = ExecutorCarrier(
+    carrier = ExecutorTransfer(
         SparkExecutors(session, "sending"),
         partial(open_slowly, place, str(begun)),
         layout,
-        ThreadCarrier(open_store(place), root, 2),
+        DriverTransfer(open_store(place), root, 2),
         least_bytes=1,
     )
     arrived: list[str] = []
-    carrier.carry(SEND, files, lambda carried, _: arrived.append(carried.file.name))
+    carrier.run(UPLOAD, files, lambda carried, _: arrived.append(carried.file.name))
     # Not to its output, which Spark's workers hold open for as long as they live.
     (folder / "arrived.json").write_text(json.dumps(sorted(arrived)))
     os._exit(0)  # pyspark would wait for the JVM

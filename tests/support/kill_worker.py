@@ -41,7 +41,7 @@ def main() -> None:
     os.environ[PID_VARIABLE] = str(jvm_pid(spark))
     epoch = published_past(start(spark, folder, mode, interval="1h")) if "back" in sys.argv else None
     run = start(spark, folder, mode, restore_to=epoch)
-    print("it runs:", run.status()["recovery"]["path"], flush=True)
+    print("it runs:", run.status().recovery.path, flush=True)
     run.process_all_available()
     if is_to_be_killed():
         run.await_termination()  # checkpoints go on until the point is passed
@@ -86,7 +86,7 @@ def published_past(run: RunningFlow) -> int:
 
 
 def batches_of(run: RunningFlow) -> dict[str, int]:
-    return {name: operator["batches"] for name, operator in run.status()["operators"].items()}
+    return {name: operator.batches for name, operator in run.status().operators.items()}
 
 
 if __name__ == "__main__":

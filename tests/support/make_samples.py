@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from cutline.base import records
-from tests.support import stored_records
-from tests.unit.test_samples import KINDS, SAMPLES
+from tests.support.stored_records import EXAMPLES, KINDS, SAMPLES
 
 
 def main() -> None:
@@ -12,7 +11,7 @@ def main() -> None:
     for name, (kind, _) in KINDS.items():
         path = SAMPLES / f"{name}.json"
         if not path.exists():
-            path.write_bytes(records.encode(kind, stored_records.EXAMPLES[name]))
+            path.write_bytes(records.encode(kind, EXAMPLES[name]))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from typing import Any
 import pytest
 
 from cutline.base.crashpoints import POINTS
+from cutline.testing.servers.lifetime import start_child
 from tests.support.torture_flow import EVENTS, LATEST, Cut, Row, all_rows, newest_rows, rows_at_epochs, with_totals
 
 #: Passed only when a person takes the flow back.
@@ -161,7 +162,7 @@ class Worker:
     def __init__(self) -> None:
         root = Path(__file__).parents[2]
         path = os.pathsep.join([str(root), str(root / "src"), *filter(None, sys.path)])
-        self._process = subprocess.Popen(
+        self._process = start_child(
             [sys.executable, "-m", "tests.support.torture_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -19,19 +19,25 @@ from typing import Any
 
 from cutline.base import durable
 from cutline.base.crashpoints import crashpoint
+from cutline.config.compatibility import check_options
 from cutline.config.options import build_options
-from cutline.coordinator.factory import check_operator_options
 from cutline.errors import FlowFailedError
 from cutline.flow import Flow
+from cutline.model.entries import Segment
 from cutline.model.graph import FlowGraph
 from cutline.model.ids import NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
 from cutline.model.layout import Layout
-from cutline.model.restore_request import current_wish
+from cutline.model.plan import OperatorPlan
+from cutline.model.staging import StagedBatch
+from cutline.model.status import RemoteStatus
 from cutline.objects import open_store
-from cutline.ports import Executors, OperatorPlan, Segment, SegmentPlace, StagedBatch, StagedTask, StageJob
+from cutline.ports.engine import SegmentPlace, StagedTask, StageJob
+from cutline.ports.executors import Executors
 from cutline.protocol.messages.coordinator import CheckpointOptions
 from cutline.protocol.publish.commit import CommitPermit
-from cutline.runtime import launch as wiring
+from cutline.runtime import launch
+from cutline.runtime.launch import current_request
+from cutline.storage.local import LocalStore
 from cutline.testing.twins.engine import MemoryEngine
 from cutline.testing.twins.sink import MemorySink
 from cutline.worker.backpressure import StopAtBoundary
@@ -152,8 +158,8 @@ class SparklessFlow:
         flow.sink("totals", self.sink, name="table", on_rollback=on_rollback, publish=publish)
         self.graph = flow.graph()
         self.engine = HandDrivenEngine(self.graph)
-        check_operator_options(self.graph, self.options)
-        self.run = wiring.run_on(
+        check_options(self.options, flow=self.graph.flow, own=self.graph.own_options(self.options))
+        self.run = launch.run_on(
             self.engine,
             flow,
             self.graph,
@@ -161,13 +167,15 @@ class SparklessFlow:
             self.layout,
             executors=executors,
             release_lock=lambda: None,
-            wish=current_wish(self.layout, restore_to, None, allow_dropped=False, flow=flow.name),
+            request=current_request(self.layout, restore_to, None, allow_dropped=False, flow=flow.name),
         )
-        self.recovered = self.run._recovered
-        self.coordinator = self.run._coordinator
-        self.operators = self.run._operators
-        self.metadata = self.coordinator._metadata
-        self.snapshots = self.coordinator._snapshots
+        self.recovered = self.run._parts.settled.recovered
+        self.coordinator = self.run._parts.coordinator
+        self.operators = self.run._parts.workers.operators
+        self.metadata = self.coordinator._ports.metadata
+        self.checkpoints = self.coordinator._ports.checkpoints
+        reading = LocalStore.reading(self.layout)
+        self.query_dirs, self.generations = reading.query_dirs, reading.generations
         # The first thing a query does is to run again what it had planned and not committed.
         for operator in self.graph.names:
             spark = SparkDir(self.spark_dir(operator), subtasks=1)
@@ -177,12 +185,20 @@ class SparklessFlow:
     def stop(self) -> None:
         self.run.stop()
 
+    def remote_status(self) -> RemoteStatus:
+        """Of a flow that has a remote tier."""
+        remote = self.run.status().remote
+        assert remote is not None
+        return remote
+
     def fail(self, operator: OperatorId) -> None:
         """Its query fails however often it is started; wait until its region is back, or the flow has ended."""
         service = self.operators[operator]
-        self.run._regions.operator_failed(service, FlowFailedError("it fails", flow="counting", operator=operator))
-        self.wait(lambda: self.run._failure is not None or self.operators[operator] is not service)
-        self.wait(lambda: self.run._failure is not None or not self.run._regions._lock.locked())
+        self.run._parts.regions.operator_failed(
+            service, FlowFailedError("it fails", flow="counting", operator=operator)
+        )
+        self.wait(lambda: self.run._lifecycle.failure is not None or self.operators[operator] is not service)
+        self.wait(lambda: self.run._lifecycle.failure is not None or not self.run._parts.regions._lock.locked())
 
     def spark_dir(self, operator: OperatorId) -> Path:
         return self.layout.spark_checkpoint_dir(operator, self.recovered.spark_dirs[operator])
@@ -203,10 +219,10 @@ class SparklessFlow:
         try:
             self.operators[operator].handle_batch(_Batch(batch, positions, rows, self.watermark_ms))
         except StopAtBoundary:
-            if not self.operators[operator].is_plan_wrong():
+            if not self.operators[operator].replay.is_plan_wrong():
                 raise
             # As the supervisor does it: the query is started again, and finds the plan that the log remembers.
-            self.operators[operator].prepare_query()
+            self.operators[operator].replay.prepare_query()
             return self.step(operator, commit=commit)
         if commit:
             spark.commit(batch, state=state)
@@ -261,9 +277,9 @@ class SparklessFlow:
     def wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LONG_SECONDS
         while not condition():
-            if self.run._failure is not None:
-                raise self.run._failure
-            assert time.monotonic() < deadline, f"not in time: {self.coordinator.view()}"
+            if self.run._lifecycle.failure is not None:
+                raise self.run._lifecycle.failure
+            assert time.monotonic() < deadline, f"not in time: {self.coordinator.snapshot()}"
             threading.Event().wait(0.001)
 
     def drain(self) -> None:

@@ -10,26 +10,27 @@ from contextlib import closing
 from pathlib import Path
 
 from cutline.channels.log import ChannelLog
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.manifests import operator_cut
-from cutline.model.graph import FlowGraph, OperatorNode, SinkNode, build_graph
-from cutline.model.ids import BatchId, Epoch, FlowName, OperatorId, Position, SinkId, Subtask
-from cutline.model.layout import Layout
-from cutline.ports import (
+from cutline.model.checkpoint import (
     ChannelCut,
-    EpochOutcome,
-    InFlight,
     Manifest,
     OperatorCut,
-    OperatorPlan,
     OperatorRecord,
-    PendingRecord,
-    Sink,
     SinkRecord,
     SubtaskRecord,
 )
-from cutline.protocol.messages.coordinator import BarrierTerms, Timings
+from cutline.model.cut import BarrierTerms, InFlight, Timings
+from cutline.model.graph import FlowGraph, OperatorNode, SinkNode, build_graph
+from cutline.model.ids import BatchId, Epoch, FlowName, OperatorId, Position, SinkId, Subtask
+from cutline.model.layout import Layout
+from cutline.model.plan import OperatorPlan
+from cutline.ports.metadata import EpochOutcome, PendingRecord
+from cutline.ports.sinks import Sink
+from cutline.protocol.recovery.facts import RestoreTo
+from cutline.recovery.at_rest import FlowAtRest
 from cutline.recovery.start import Recovered, Recovery
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 from cutline.storage.metadata.sqlite import SqliteMetadata
 from cutline.worker.snapshots import acknowledgement
 from tests.support.channels import append_barrier, append_batch
@@ -77,7 +78,7 @@ class StoredFlow:
         self.graph = graph or flow_graph()
         self.layout = Layout(storage, FLOW)
         self.layout.root.mkdir(parents=True, exist_ok=True)
-        self.store = LocalSnapshotStore(self.layout)
+        self.store = LocalStore.open(self.layout, ReplayGuard())
         self.recovered: Recovered
         self.previous_epoch = Epoch(0)
 
@@ -92,17 +93,20 @@ class StoredFlow:
     ) -> Recovered:
         """A new process comes and recovers the flow."""
         graph = graph or self.graph
-        self.store = LocalSnapshotStore(self.layout)
+        self.store = LocalStore.open(self.layout, ReplayGuard())
         with closing(SqliteMetadata(self.layout.metadata)) as metadata:
-            self.recovered = Recovery(
+            at_rest = FlowAtRest(
                 graph=graph,
                 plans=plans_of(graph, schemas),
                 layout=self.layout,
-                snapshots=self.store,
+                query_dirs=self.store.query_dirs,
+                checkpoints=self.store.checkpoints,
+                generations=self.store.generations,
                 metadata=metadata,
-                sinks=sinks,
-                restore_to=restore_to,
-            ).recover()
+                sinks=sinks or {},
+            )
+            request = RestoreTo(epoch=restore_to) if restore_to is not None else None
+            self.recovered = Recovery(at_rest, restore_to=request).recover()
         newest = [manifest.epoch for manifest in self.recovered.manifests]
         self.previous_epoch = newest[-1] if newest else Epoch(0)
         return self.recovered
@@ -188,7 +192,7 @@ class StoredFlow:
             operators={name: self._cut(record) for name, record in records.items()},
             channels={name: self._channel_cut(name, records) for name in records},
         )
-        assert self.store.store_manifest(manifest) == manifest
+        assert self.store.checkpoints.store_manifest(manifest) == manifest
         self.previous_epoch = Epoch(epoch)
         return manifest
 
@@ -209,8 +213,10 @@ class StoredFlow:
 
     def _record(self, operator: OperatorId, epoch: Epoch) -> OperatorRecord:
         barrier = next(entry for entry in self.log(operator).barriers() if entry.epoch == epoch)
-        files = self.store.files_of(self.spark_dir(operator), barrier.batch)
-        subtasks, shared = self.store.store_files(self.store.pin(operator, epoch, self.spark_dir(operator), files))
+        files = self.store.query_dirs.files_of(self.spark_dir(operator), barrier.batch)
+        subtasks, shared = self.store.checkpoints.store_files(
+            self.store.checkpoints.hold(operator, epoch, self.spark_dir(operator), files)
+        )
         entries = self.log(operator).data_entries()
         sinks = {
             sink: SinkRecord(staged=[entry.staged[sink] for entry in entries if sink in entry.staged], token={})
@@ -232,15 +238,15 @@ class StoredFlow:
             sinks=sinks,
             timings=Timings(),
         )
-        self.store.store_record(record)
+        self.store.checkpoints.store_record(record)
         return record
 
     def _cut(self, record: OperatorRecord) -> OperatorCut:
-        return operator_cut(acknowledgement(self.store.store_record(record)))
+        return operator_cut(acknowledgement(self.store.checkpoints.store_record(record)))
 
     def record_path(self, epoch: int, operator: OperatorId) -> Path:
         """The record that the epoch's manifest names."""
-        cut = self.store.load_manifest(Epoch(epoch)).operators[operator]
+        cut = self.store.checkpoints.load_manifest(Epoch(epoch)).operators[operator]
         return self.layout.record(Epoch(epoch), operator, cut.generation)
 
     def _channel_cut(self, name: OperatorId, records: Mapping[OperatorId, OperatorRecord]) -> ChannelCut:
@@ -263,7 +269,7 @@ class StoredFlow:
     # ------------------------------------------------------------------ looking
 
     def generations(self) -> list[int]:
-        return [record.generation for record in LocalSnapshotStore(self.layout).generations()]
+        return [record.generation for record in LocalStore.open(self.layout, ReplayGuard()).generations.load_all()]
 
     def state_of(self, operator: OperatorId) -> BatchId:
         """The last batch that Spark has committed in the directory the operator runs on."""

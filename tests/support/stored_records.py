@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from cutline.model.entries import BarrierEntry, DataEntry
-from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
-from cutline.ports import (
+from cutline.base import records
+from cutline.model.checkpoint import (
     ChannelCut,
-    GenerationRecord,
-    InFlight,
     Manifest,
     OperatorCut,
     OperatorRecord,
-    Segment,
     SinkRecord,
     SnapshotFile,
-    StagedBatch,
     SubtaskCut,
     SubtaskRecord,
     Tombstone,
 )
-from cutline.protocol.messages.coordinator import Timings
-from cutline.tiers.early_upload import AheadRecord
+from cutline.model.cut import InFlight, Timings
+from cutline.model.entries import BarrierEntry, DataEntry, Segment
+from cutline.model.generation import GenerationRecord
+from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.model.remote import EarlyUploadRecord
+from cutline.model.staging import StagedBatch
+
+#: Where the samples of the current format lie.
+SAMPLES = Path(__file__).parents[1] / "unit" / "samples" / f"format-{records.FORMAT_VERSION}"
 
 SOURCE, TOTALS, TABLE = OperatorId("source"), OperatorId("totals"), SinkId("table")
 STAGED = StagedBatch(
@@ -60,7 +63,9 @@ def _cut(barrier: int, positions: dict[OperatorId, Position]) -> OperatorCut:
 
 
 EXAMPLES: dict[str, Any] = {
-    "ahead": AheadRecord(names=["blobs/ab/" + "ab" * 32, "channels/cards/data/g000003-b00000041-p0000-0a1b2c.arrow"]),
+    "ahead": EarlyUploadRecord(
+        names=["blobs/ab/" + "ab" * 32, "channels/cards/data/g000003-b00000041-p0000-0a1b2c.arrow"]
+    ),
     "flow": {"name": "payments", "created_ms": 1_704_067_200_000},
     "generation": GenerationRecord(
         generation=Generation(3),
@@ -136,4 +141,16 @@ EXAMPLES: dict[str, Any] = {
         is_binding=True,
         started_ms=1_704_067_200_000,
     ),
+}
+
+#: Sample → the kind its record is stored as, and its type.
+KINDS: dict[str, tuple[str, type[Any]]] = {
+    "flow": ("flow", dict),
+    "generation": ("generation", GenerationRecord),
+    "manifest": ("manifest", Manifest),
+    "operator": ("operator", OperatorRecord),
+    "tombstone": ("aborted", Tombstone),
+    "entry-data": ("entry", DataEntry),
+    "entry-barrier": ("entry", BarrierEntry),
+    "ahead": ("ahead", EarlyUploadRecord),
 }

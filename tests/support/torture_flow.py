@@ -25,13 +25,17 @@ from cutline.base import durable
 from cutline.config.options import build_options
 from cutline.errors import DamagedRecordError, StoreError
 from cutline.flow import Flow
+from cutline.model.entries import Segment
 from cutline.model.ids import BatchId, Epoch, OperatorId, Position, SinkId
 from cutline.model.layout import Layout
-from cutline.model.restore_request import current_wish
-from cutline.ports import OperatorPlan, Piece, Segment, Sink, StageAttempt, StagedTask, StageJob
+from cutline.model.plan import OperatorPlan
+from cutline.model.staging import Piece
+from cutline.ports.engine import StagedTask, StageJob
+from cutline.ports.sinks import Sink, StageAttempt
 from cutline.protocol.messages.coordinator import CheckpointOptions
-from cutline.runtime import launch as wiring
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.runtime import launch
+from cutline.runtime.launch import current_request
+from cutline.storage.local import LocalStore
 from cutline.testing.twins.engine import MemoryEngine
 from tests.support.spark_dirs import SparkDir
 
@@ -165,16 +169,16 @@ class TortureFlow:
         for operator in (EVENTS, LATEST):
             flow.sink(operator, sinks[operator], name=f"{operator}-out", publish=publish)
         self.engine = _Engine()
-        self.run = wiring.run_on(
+        self.run = launch.run_on(
             self.engine,
             flow,
             flow.graph(),
             self.options,
             self.layout,
             release_lock=lambda: None,
-            wish=current_wish(self.layout, restore_to, None, allow_dropped=False, flow=flow.name),
+            request=current_request(self.layout, restore_to, None, allow_dropped=False, flow=flow.name),
         )
-        self.coordinator = self.run._coordinator
+        self.coordinator = self.run._parts.coordinator
         # The first thing a query does is to run again what it had planned and not committed.
         for operator in (EVENTS, LATEST):
             spark = self._spark(operator)
@@ -194,10 +198,10 @@ class TortureFlow:
 
     def epochs(self) -> list[Epoch]:
         """The complete epochs of the present history, oldest first."""
-        return list(self.coordinator.view()["complete"])
+        return list(self.coordinator.snapshot().checkpoints.complete)
 
     def _spark(self, operator: OperatorId) -> SparkDir:
-        generation = self.run._recovered.spark_dirs[operator]
+        generation = self.run._parts.settled.recovered.spark_dirs[operator]
         return SparkDir(self.layout.spark_checkpoint_dir(operator, generation), subtasks=1)
 
     def step(self, operator: OperatorId) -> bool:
@@ -213,8 +217,10 @@ class TortureFlow:
         rows, position, seen = self._compute(operator, spark, batch, positions)
         if operator == LATEST:
             # Which rows an epoch must show is told by the batch at which it was cut: see ``rows_at_epochs``.
-            durable.replace(self.folder / "seen" / f"{batch}-{self.run._recovered.generation}", str(seen).encode())
-        self.run._operators[operator].handle_batch(_Batch(batch, positions, rows))
+            durable.replace(
+                self.folder / "seen" / f"{batch}-{self.run._parts.settled.recovered.generation}", str(seen).encode()
+            )
+        self.run._parts.workers.operators[operator].handle_batch(_Batch(batch, positions, rows))
         spark.commit(batch, state=f"{position}:{seen}")
         return True
 
@@ -236,7 +242,7 @@ class TortureFlow:
         # "<position>:<rows seen>-<subtask>": the state knows how far it was read, so a state that does not fit shows.
         state = spark.root / "state/0/0" / f"{batch}.delta"
         first, seen = map(int, state.read_text().partition("-")[0].split(":")) if batch else (0, 0)
-        log = self.run._operators[EVENTS].channel
+        log = self.run._parts.workers.operators[EVENTS].channel
         if positions[EVENTS] > first and log.start > first:
             raise FileNotFoundError(f"entry {first} was truncated away")
         given = [
@@ -261,16 +267,16 @@ class TortureFlow:
         deadline = time.monotonic() + LONG_SECONDS
         while not condition():
             self.check()
-            assert time.monotonic() < deadline, f"not in time: {self.coordinator.view()}"
+            assert time.monotonic() < deadline, f"not in time: {self.coordinator.snapshot()}"
             threading.Event().wait(0.001)
 
     def check(self) -> None:
-        if self.run._failure is not None:
-            raise self.run._failure
+        if self.run._lifecycle.failure is not None:
+            raise self.run._lifecycle.failure
 
     def drain(self) -> None:
         """Everything emitted is read and published."""
-        self.wait(lambda: not self.step(LATEST) and self.run._operators[EVENTS].credits.is_drained())
+        self.wait(lambda: not self.step(LATEST) and self.run._parts.workers.operators[EVENTS].credits.is_drained())
         future = self.request()
         self.wait(lambda: future.done() or (not self.step(LATEST) and future.done()))
         future.result(0)
@@ -289,19 +295,19 @@ def rows_at_epochs(folder: Path, *, but: Collection[int] = ()) -> dict[int, Cut]
     """For each checkpoint that is stored now: how many rows each operator had seen at its cut."""
     if not layout_of(folder).checkpoints.exists():
         return {}  # it was killed before it had begun
-    store = LocalSnapshotStore.reading(layout_of(folder))
+    store = LocalStore.reading(layout_of(folder))
     found = {}
-    for epoch in store.epochs():
+    for epoch in store.checkpoints.epochs():
         if epoch in but:
             continue
         events: int | None = None
         latest: int | None = None
         try:
-            manifest = store.load_manifest(epoch)
+            manifest = store.checkpoints.load_manifest(epoch)
             if EVENTS in manifest.operators:
                 events = (manifest.operators[EVENTS].batch + 1) * ROWS_PER_BATCH
             if LATEST in manifest.operators:
-                generation = store.load_record(manifest, LATEST).generation
+                generation = store.checkpoints.load_record(manifest, LATEST).generation
                 latest = _seen(folder, manifest.operators[LATEST].batch, generation)
         except DamagedRecordError:
             continue  # collected while we look; it was noted while it was new

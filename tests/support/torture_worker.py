@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cutline.base.crashpoints import ENVIRONMENT_VARIABLE
-from cutline.ports import Sink
+from cutline.ports.sinks import Sink
 from tests.support.torture_flow import EVENTS, LATEST, LONG_SECONDS, TortureFlow, rows_at_epochs
 
 _BATCH_PAUSE_SECONDS = 0.004

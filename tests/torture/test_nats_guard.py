@@ -12,12 +12,14 @@ import pytest
 
 from cutline.base import durable
 from cutline.connectors.nats.spark_reader import NatsReader
-from cutline.connectors.replay_guard import check_sources
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import LostInputError, NotDone
 from cutline.model.ids import OperatorId
-from cutline.spark_dir.skip_input import lost_ahead, skip_lost
+from cutline.spark_dir import skip_input, source_check
 from cutline.testing.servers.nats import NatsServer
 from tests.support.streams import Stream
+
+GUARD = ReplayGuard()
 
 NUMBERS = OperatorId("numbers")
 
@@ -45,7 +47,7 @@ class Read:
 
     def lost(self, batch: int) -> list[tuple[str, int]]:
         """What a restore to this batch would miss."""
-        report = check_sources({"0": self.offsets[batch]}, self.live)
+        report = source_check.check_sources(GUARD, {"0": self.offsets[batch]}, self.live)
         assert not report.notes
         return [
             (problem.path.removeprefix(f"stream {self.stream.name}: "), problem.parts) for problem in report.problems
@@ -78,7 +80,7 @@ def read(nats_server: NatsServer, tmp_path: Path) -> Iterator[Read]:
 
 def test_nothing_is_wrong_with_a_stream_that_keeps_all(read: Read) -> None:
     assert [read.lost(batch) for batch in range(5)] == [[]] * 5
-    assert lost_ahead(read.live) == []
+    assert skip_input.lost_ahead(GUARD, read.live) == []
 
 
 def test_the_exact_range_that_was_dropped_is_named(read: Read) -> None:
@@ -112,17 +114,17 @@ def test_a_stream_of_the_same_name_is_not_the_same_stream(read: Read) -> None:
 
 
 def test_what_was_read_since_a_checkpoint_before_the_first_batch_is_missed_too(read: Read) -> None:
-    assert check_sources({}, read.live).problems == []
+    assert source_check.check_sources(GUARD, {}, read.live).problems == []
     read.stream.purge(below=4)
-    (problem,) = check_sources({}, read.live).problems
+    (problem,) = source_check.check_sources(GUARD, {}, read.live).problems
     assert problem.path.endswith("sequences 1 to 3")
 
 
 def test_without_the_live_directory_the_stream_alone_is_asked(read: Read, tmp_path: Path) -> None:
     nowhere = tmp_path / "gone"
-    assert check_sources({"0": read.offsets[1]}, nowhere).problems == []
+    assert source_check.check_sources(GUARD, {"0": read.offsets[1]}, nowhere).problems == []
     read.stream.purge(below=7)
-    (problem,) = check_sources({"0": read.offsets[1]}, nowhere).problems
+    (problem,) = source_check.check_sources(GUARD, {"0": read.offsets[1]}, nowhere).problems
     assert problem.path.endswith("sequences 5 to 6")
 
 
@@ -155,21 +157,21 @@ def test_a_restored_query_goes_on_with_the_earliest_that_is_there(read: Read) ->
     keep_up_to(read.live, 1)
     with pytest.raises(LostInputError, match="sequences 5 to 7"):
         read.rest(1)
-    skip_lost(read.live, read.live)
+    skip_input.skip_lost(GUARD, read.live, read.live)
     assert read.position(1)["sequence"] == 8
     assert read.rest(1) == [8, 9, 10]
     before = read.position(1)
-    skip_lost(read.live, read.live)
+    skip_input.skip_lost(GUARD, read.live, read.live)
     assert read.position(1) == before, "a second time changes nothing"
 
 
 def test_a_stream_that_was_made_again_is_read_from_its_beginning(read: Read) -> None:
     read.stream.remove()
-    with pytest.raises(LostInputError, match="not there any more"):
-        skip_lost(read.live, read.live)
+    with pytest.raises(LostInputError, match="does not exist any more"):
+        skip_input.skip_lost(GUARD, read.live, read.live)
     read.stream.make()
     read.stream.publish(*"abc")
-    skip_lost(read.live, read.live)
+    skip_input.skip_lost(GUARD, read.live, read.live)
     assert read.rest(4) == [1, 2, 3]
 
 
@@ -194,9 +196,9 @@ def test_positions_that_were_moved_half_way_are_moved_to_the_end(
 
             patch.setattr("cutline.spark_dir.skip_input.durable.replace", die_at_the_second)
             with pytest.raises(KeyboardInterrupt):
-                skip_lost(read.live, read.live)
-        assert lost_ahead(read.live), "the next start sees that there is something to do"
-        skip_lost(read.live, read.live)
+                skip_input.skip_lost(GUARD, read.live, read.live)
+        assert skip_input.lost_ahead(GUARD, read.live), "the next start sees that there is something to do"
+        skip_input.skip_lost(GUARD, read.live, read.live)
         start, end = read.position(2), read.position(3)
         reader = read.reader()
         assert reader.partitions(start, end) == []
@@ -212,17 +214,17 @@ def test_a_first_batch_that_was_planned_and_not_run_is_planned_over_what_is_left
     with read.stream:
         shutil.rmtree(tmp_path / "commits")
         keep_up_to(read.live, 0)
-        assert lost_ahead(read.live) == []
+        assert skip_input.lost_ahead(GUARD, read.live) == []
         if is_remade:
             read.stream.remove()
             read.stream.make()
             read.stream.publish(*"abc")
         else:
             read.stream.purge(below=2)
-        (problem,) = lost_ahead(read.live)
+        (problem,) = skip_input.lost_ahead(GUARD, read.live)
         assert problem.path.endswith("sequences 1 to 2" if is_remade else "sequences 1 to 1")
-        skip_lost(read.live, read.live)
-        assert lost_ahead(read.live) == []
+        skip_input.skip_lost(GUARD, read.live, read.live)
+        assert skip_input.lost_ahead(GUARD, read.live) == []
         reader = read.reader()
         parts = reader.partitions(reader.initialOffset(), read.position(0))
         found = [row for part in parts for rows in reader.read(part) for row in rows.column("sequence").to_pylist()]
@@ -239,11 +241,11 @@ def test_a_batch_that_was_planned_and_not_run_is_planned_over_what_is_left(
         for number in (3, 4):
             (tmp_path / "commits" / str(number)).unlink(missing_ok=True)
         (tmp_path / "offsets/4").unlink()
-        assert lost_ahead(read.live) == []
+        assert skip_input.lost_ahead(GUARD, read.live) == []
         read.stream.purge(below=8)
-        (problem,) = lost_ahead(read.live)
+        (problem,) = skip_input.lost_ahead(GUARD, read.live)
         assert problem.path.endswith("sequences 7 to 7")
-        skip_lost(read.live, read.live)
+        skip_input.skip_lost(GUARD, read.live, read.live)
         start, end = read.position(2), read.position(3)
         reader = read.reader()
         (part,) = reader.partitions(start, end)

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from cutline.ports import Sink
+from cutline.ports.sinks import Sink
 from cutline.testing.conformance.sinks import Row, SinkConformance
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_sink.py"

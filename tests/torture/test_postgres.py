@@ -15,12 +15,13 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from cutline.connectors import shared_epochs
 from cutline.connectors.postgres import cleanup as postgres_clearing
-from cutline.connectors.postgres import connection as postgres_connection
 from cutline.connectors.postgres import publish as postgres_publish
 from cutline.errors import CutlineError, RecoveryError, SinkError
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, SinkId
-from cutline.ports import StageAttempt, StagedBatch
+from cutline.model.staging import StagedBatch
+from cutline.ports.sinks import StageAttempt
 from cutline.recovery.sinks import rewind_all
 from cutline.sinks import Postgres
 from cutline.testing.conformance.sinks import FIRST, SIMPLE, Case, Row, SinkConformance, rows
@@ -148,7 +149,7 @@ def test_what_only_old_epochs_need_is_let_go_of(dsn: str) -> None:
     assert case.sink.oldest_rewind() == 5
     for table in ("epochs", "pieces", "before_1"):
         assert query(dsn, f"SELECT count(*) FROM cutline_books.{table}") == [(3,)]
-    with pytest.raises(SinkError, match="before epoch 5"):
+    with pytest.raises(SinkError, match="epoch 5 at the earliest"):
         case.sink.rewind(Epoch(4))
     case.sink.rewind(Epoch(5))
     assert query(dsn, "SELECT * FROM out") == [("a", 5)]
@@ -163,7 +164,7 @@ def test_what_was_published_for_good_stays_when_later_epochs_can_be_taken_back(d
     case.publish(3, 3, pairs(a=3))
     assert isinstance(case.sink, Postgres)
     assert case.sink.oldest_rewind() == 2
-    with pytest.raises(SinkError, match="before epoch 2"):
+    with pytest.raises(SinkError, match="epoch 2 at the earliest"):
         case.sink.rewind(Epoch(1))
     case.sink.rewind(Epoch(2))
     assert query(dsn, "SELECT * FROM out") == [("a", 2)]
@@ -186,7 +187,7 @@ def test_a_flow_is_not_taken_back_further_than_its_sinks_can_be(dsn: str, tmp_pa
         flow.drain()
     epochs = flow.epochs()
     flow.stop()
-    with pytest.raises(RecoveryError, match=f"behind epoch {epochs[2]}"):
+    with pytest.raises(RecoveryError, match=f"cannot be rewound further than epoch {epochs[2]}"):
         open_flow(restore_to=epochs[1])
     assert rows_now() == [(20, 20)]
     flow = open_flow(restore_to=epochs[2])
@@ -212,7 +213,7 @@ def test_nothing_staged_is_left_behind(dsn: str) -> None:
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows are treated as many ones are: nothing is deleted while publishing, tables are emptied afterwards."""
     monkeypatch.setattr(postgres_publish, "FEW_ROWS", 0)
-    monkeypatch.setattr(postgres_clearing, "WORTH_EMPTYING_BYTES", 1)
+    monkeypatch.setattr(postgres_clearing, "WORTH_TRUNCATING_BYTES", 1)
 
 
 def attempt_of(case: Case, batch: int) -> StageAttempt:
@@ -257,7 +258,7 @@ def test_a_table_that_a_task_writes_to_is_not_emptied(dsn: str) -> None:
 def test_what_a_crash_left_staged_is_not_published_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = start(dsn)
     with monkeypatch.context() as crash:
-        crash.setattr("cutline.connectors.postgres.sink.clear_staged", lambda *_: None)
+        crash.setattr("cutline.connectors.postgres.sink.collect_staged_rows", lambda *_: None)
         case.publish(1, 0, rows(1, 2))
     assert query(dsn, "SELECT count(*) FROM cutline_books.staged_1") == [(2,)]
     case.open(Postgres(dsn, "out"))
@@ -320,7 +321,7 @@ def test_numbers_at_the_edge_come_back(dsn: str) -> None:
             "more must not be null",
         ),
         ("CREATE TABLE out (key text, value bigint GENERATED ALWAYS AS (1) STORED)", {"rewindable": False}, "computed"),
-        ("CREATE VIEW out AS SELECT 'a' AS key, 1 AS value", {}, "no table"),
+        ("CREATE VIEW out AS SELECT 'a' AS key, 1 AS value", {}, "not a table"),
         ("CREATE TABLE out (key text NOT NULL, value bigint)", {"mode": "upsert", "key": ["key"]}, "no unique index"),
         ("CREATE TABLE out (key text UNIQUE, value bigint)", {"mode": "upsert", "key": ["key"]}, "may be null"),
     ],
@@ -359,9 +360,9 @@ def test_strange_arguments_and_types_are_refused(dsn: str) -> None:
             start(dsn, schema=pa.schema([field]))
 
 
-def test_the_books_are_no_place_for_other_tables(dsn: str) -> None:
+def test_the_ledgers_schema_takes_no_other_tables(dsn: str) -> None:
     for table in ("ledger", "new"):
-        with pytest.raises(SinkError, match="where the sink keeps its books"):
+        with pytest.raises(SinkError, match="where the sink keeps its ledger"):
             start(dsn, table, books="cutline")  # the name of the user, so it is where unqualified names lead
     start(dsn, "public.ledger", books="cutline").publish(1, 0, rows(1))
     assert query(dsn, "SELECT id FROM public.ledger") == [(1,)]
@@ -457,7 +458,7 @@ def test_nobody_is_published_for_before_its_earlier_epochs(
     theirs = [b.stage(batch, rows(batch)) for batch in (1, 2)]
     tokens = [b.sink.prepare(Epoch(1), theirs[:1])]
     if is_resumed:  # one operator had acknowledged the epoch before the process died, the other after
-        monkeypatch.setattr(postgres_connection, "_lives", {})
+        monkeypatch.setattr(shared_epochs, "_processes", {})
     a.commit(1)  # nothing in it
     assert counts(dsn) == ((0, 0) if is_resumed else (0, 1))
     tokens.append(b.sink.prepare(Epoch(2), theirs[1:]))
@@ -521,7 +522,7 @@ def test_what_a_process_has_prepared_is_published_for_all_by_the_next(
     a, b = two(dsn)
     staged = [a.stage(0, rows(1)), b.stage(0, rows(1))]
     token, _ = a.sink.prepare(Epoch(1), [staged[0]]), b.sink.prepare(Epoch(1), [staged[1]])
-    monkeypatch.setattr(postgres_connection, "_lives", {})
+    monkeypatch.setattr(shared_epochs, "_processes", {})
     again, _ = two(dsn)
     again.sink.commit(again.permit(1, [staged[0]]), [staged[0]], token)
     assert counts(dsn) == (1, 1)

@@ -11,16 +11,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from cutline.connectors.postgres import connection as postgres_connection
-from cutline.connectors.postgres import sink as postgres
-from cutline.errors import FencedError, OutcomeUnknown, SinkError, StoreError
+from cutline.connectors import shared_epochs
+from cutline.errors import FencedError, OutcomeUnknown, StoreError
 from cutline.model.ids import BatchId, Epoch, Generation
 from cutline.sinks import Postgres
 from cutline.testing.conformance.sinks import SIMPLE, Case, SinkConformance, rows
 from cutline.testing.servers.postgres import PASSWORD, PostgresServer
 from tests.support.cut_proxy import cut_proxy
+from tests.support.postgres_tables import make_sinks, reader
 from tests.support.torture_flow import EVENTS, LATEST, TortureFlow, all_rows, newest_rows, with_totals
-from tests.torture.test_torture_postgres import make_sinks, reader
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def ids(dsn: str) -> list[int]:
 
 
 def become_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_connection, "_lives", {})
+    monkeypatch.setattr(shared_epochs, "_processes", {})
 
 
 # ------------------------------------------------------------------------------------------------- lost answers
@@ -114,7 +113,7 @@ def test_the_server_is_killed_in_the_middle_of_a_commit(
             kills.remove(passed)
             own_server.restart()
 
-    monkeypatch.setattr(postgres, "crashpoint", kill)
+    monkeypatch.setattr(shared_epochs, "crashpoint", kill)
     case.publish(2, 1, rows(2, 3), rows(4))
     assert (kills, ids(dsn), case.sink.published()) == ([], [1, 2, 3, 4], 2)
 
@@ -182,16 +181,16 @@ def test_a_process_that_another_has_replaced_is_fenced(
     old.publish(1, 0, rows(1))
     late = old.stage(1, rows(2))
     token, permit = old.sink.prepare(Epoch(2), [late]), old.permit(2, [late])
-    old_life = postgres_connection._lives
+    old_life = shared_epochs._processes
     become_another_process(monkeypatch)
     new = start(dsn)
     new.through, new.previous, new.generation = BatchId(0), Epoch(1), Generation(2)
     new.publish(3, 1, rows(2))
-    monkeypatch.setattr(postgres_connection, "_lives", old_life)
+    monkeypatch.setattr(shared_epochs, "_processes", old_life)
     for refused in (lambda: old.sink.rewind(Epoch(1)), lambda: old.publish(4, 5, rows(9))):
         with pytest.raises(FencedError):
             refused()
-    with pytest.raises(SinkError, match="history"):
+    with pytest.raises(FencedError):
         old.sink.commit(permit, [late], token)
     assert ids(dsn) == [1, 2]
 
@@ -203,12 +202,12 @@ def test_who_began_before_a_late_commit_of_the_old_process_is_fenced(
     dsn = postgres_server.fresh_database()
     old = start(dsn)
     staged = old.stage(0, rows(1))
-    old_life = postgres_connection._lives
+    old_life = shared_epochs._processes
     become_another_process(monkeypatch)
-    new, new_life = start(dsn), postgres_connection._lives
-    monkeypatch.setattr(postgres_connection, "_lives", old_life)
+    new, new_life = start(dsn), shared_epochs._processes
+    monkeypatch.setattr(shared_epochs, "_processes", old_life)
     old.commit(1, staged)
-    monkeypatch.setattr(postgres_connection, "_lives", new_life)
+    monkeypatch.setattr(shared_epochs, "_processes", new_life)
     new.generation = Generation(2)
     with pytest.raises(FencedError):
         new.publish(2, 0, rows(1))

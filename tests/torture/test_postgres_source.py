@@ -17,9 +17,12 @@ from pyspark.sql.types import DecimalType, LongType, StringType, StructField, St
 
 from cutline.connectors.postgres.positions import moved
 from cutline.connectors.postgres.spark_reader import PostgresReader, PostgresSource
-from cutline.connectors.replay_guard import check_sources
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import ConfigError, LostInputError, NotDone
+from cutline.spark_dir import source_check
 from cutline.testing.servers.postgres import PostgresServer
+
+GUARD = ReplayGuard()
 
 Offset = dict[str, Any]
 SCHEMA = StructType([StructField("id", LongType()), StructField("name", StringType())])
@@ -197,7 +200,7 @@ def test_tables_whose_keys_do_not_come_in_order_are_refused(url: str) -> None:
     execute(url, "CREATE TABLE parts (id bigint GENERATED ALWAYS AS IDENTITY (CACHE 2), n int) PARTITION BY LIST (n)")
     execute(url, "CREATE TABLE part PARTITION OF parts DEFAULT")
     for table in ("cached", "by_default", "falling", "part"):
-        with pytest.raises(ConfigError, match="keys do not come in order"):
+        with pytest.raises(ConfigError, match="keys are not in order"):
             reader(url, table=table).initialOffset()
     execute(url, "CREATE TABLE child () INHERITS (orders)")
     with pytest.raises(ConfigError, match="inherit"):
@@ -226,9 +229,9 @@ def test_deleted_rows_and_another_table_are_missed(url: str, tmp_path: Path) -> 
         offsets.append(json.dumps(offset).encode())
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets/2").write_bytes(b"v1\n{}\n" + offsets[2])
-    assert check_sources({"0": offsets[0]}, tmp_path).problems == []
+    assert source_check.check_sources(GUARD, {"0": offsets[0]}, tmp_path).problems == []
     execute(url, "DELETE FROM orders WHERE id = 5")
-    (problem,) = check_sources({"0": offsets[0]}, tmp_path).problems
+    (problem,) = source_check.check_sources(GUARD, {"0": offsets[0]}, tmp_path).problems
     assert (problem.path, problem.parts) == ("table orders: 1 of the rows with id 3 to 6", 1)
     with pytest.raises(LostInputError, match="1 of the rows with id 5 to 6"):
         one.partitions(json.loads(offsets[1]), json.loads(offsets[2]))
@@ -236,7 +239,7 @@ def test_deleted_rows_and_another_table_are_missed(url: str, tmp_path: Path) -> 
     assert rows(reader(url), json.loads(here), json.loads(planned)) == [(6, "f")]
     execute(url, "DROP TABLE orders")
     execute(url, "CREATE TABLE orders (id bigint, name text)")
-    (problem,) = check_sources({"0": offsets[2]}, tmp_path).problems
+    (problem,) = source_check.check_sources(GUARD, {"0": offsets[2]}, tmp_path).problems
     assert "another table" in problem.problem
     with pytest.raises(LostInputError, match="another table"):
         one.latestOffset(offset, None)
@@ -248,7 +251,7 @@ def test_what_cannot_be_read_is_refused(url: str, server: PostgresServer) -> Non
     with pytest.raises(NotDone, match="cannot be reached"):
         reader("host=127.0.0.1 port=1 dbname=x").initialOffset()
     execute(url, "CREATE VIEW orders_view AS SELECT * FROM orders")
-    with pytest.raises(ConfigError, match="no ordinary table"):
+    with pytest.raises(ConfigError, match="not an ordinary table"):
         reader(url, table="orders_view").initialOffset()
     with pytest.raises(ValueError, match="no table"):
         reader(url, table="nobody").initialOffset()

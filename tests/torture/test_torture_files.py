@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 import cutline
-from cutline.errors import TakenBackError
-from cutline.ports import Sink
+from cutline.errors import RewoundError
+from cutline.ports.sinks import Sink
 from cutline.sinks import Delta, Parquet
 from tests.support.sink_torture import View, each_number_of_kills, only_in_soak, steps_for, torture
 from tests.support.torture_flow import Row
@@ -33,7 +33,7 @@ def test_parquet_survives_torture(tmp_path: Path, kills: int) -> None:
     def read() -> View | None:
         try:
             return {name: _parquet_rows(tmp_path / "tables" / name) for name in ("events", "latest")}
-        except TakenBackError:
+        except RewoundError:
             return None  # an epoch was taken back while it was read
 
     config = {"folder": str(tmp_path / "tables")}

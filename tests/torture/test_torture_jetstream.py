@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from cutline.connectors.nats.sink import EPOCH_HEADER, read_published
+from cutline.connectors.nats.ledger import EPOCH_HEADER
+from cutline.connectors.nats.reader import read_published
 from cutline.errors import NotDone
-from cutline.ports import Sink
+from cutline.ports.sinks import Sink
 from cutline.sinks import JetStream
 from cutline.testing.servers.nats import NatsServer
 from tests.support.sink_torture import View, each_number_of_kills, steps_for, torture

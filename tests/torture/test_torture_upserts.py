@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from cutline.ports import Sink
+from cutline.ports.sinks import Sink
 from cutline.sinks import Delta, SQLite
 from tests.support.sink_torture import View, each_number_of_kills, only_in_soak, steps_for, torture
 from tests.support.torture_flow import Row

@@ -99,7 +99,7 @@ def test_a_sink_needs_an_operator_of_the_flow(flow: Flow) -> None:
     declare(flow, "a")
     with pytest.raises(FlowDefinitionError) as caught:
         flow.sink("b", MemorySink())
-    assert "declared are: a" in caught.value.next_step
+    assert "declared operators: a" in caught.value.next_step
 
 
 def test_an_operator_of_another_flow_is_unknown_here(flow: Flow) -> None:

@@ -7,30 +7,12 @@ Made once with ``python -m tests.support.make_samples``; never made again for a 
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import msgspec
 import pytest
 
 from cutline.base import records
-from cutline.model import entries as codec
-from cutline.model.entries import BarrierEntry, DataEntry
-from cutline.ports import GenerationRecord, Manifest, OperatorRecord, Tombstone
-from cutline.tiers.early_upload import AheadRecord
-from tests.support import stored_records
-
-SAMPLES = Path(__file__).parent / "samples" / f"format-{records.FORMAT_VERSION}"
-KINDS: dict[str, tuple[str, type[Any]]] = {
-    "flow": ("flow", dict),
-    "generation": ("generation", GenerationRecord),
-    "manifest": ("manifest", Manifest),
-    "operator": ("operator", OperatorRecord),
-    "tombstone": ("aborted", Tombstone),
-    "entry-data": ("entry", DataEntry),
-    "entry-barrier": ("entry", BarrierEntry),
-    "ahead": ("ahead", AheadRecord),
-}
+from cutline.channels import entry_files as codec
+from tests.support.stored_records import EXAMPLES, KINDS, SAMPLES
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -38,7 +20,7 @@ def test_a_sample_is_read_as_what_was_written(name: str) -> None:
     kind, type_ = KINDS[name]
     path = SAMPLES / f"{name}.json"
     loaded = codec.load(path) if kind == "entry" else records.load(kind, path, type_)
-    assert loaded == stored_records.EXAMPLES[name]
+    assert loaded == EXAMPLES[name]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -1,1 +1,1 @@
-"""Code without domain knowledge: files that survive a power cut, records, logging, crash points."""
+"""Code without domain knowledge: files that survive a power cut, records, logging, retries."""

@@ -1,4 +1,4 @@
-"""The clock of a process, in the one unit the protocol uses."""
+"""The clock of a process, in the one unit the protocol uses; and a clock that tests move by hand."""
 
 from __future__ import annotations
 
@@ -11,3 +11,19 @@ _STARTED_MONOTONIC_NS = time.monotonic_ns()
 def now_ms() -> int:
     """Milliseconds since 1970 as this process counts them: a wall clock that is set does not move its deadlines."""
     return (_STARTED_WALL_NS + time.monotonic_ns() - _STARTED_MONOTONIC_NS) // 1_000_000
+
+
+class ManualClock:
+    """Time passes only in ``sleep``, which returns immediately."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self._now_s = now_s
+        #: The length of each sleep, in order.
+        self.slept_s: list[float] = []
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self._now_s += seconds

@@ -3,8 +3,8 @@
 In production every point is one dictionary look-up. A test sets ``CUTLINE_CRASH_AT=after-append:totals#3``: the third
 time the process reaches the point ``after-append`` for ``totals`` it receives SIGKILL, as real as any other kill -9.
 
-With ``CUTLINE_CRASH_VICTIM=jvm`` the process whose id is in ``CUTLINE_CRASH_PID`` is killed in its place: the JVM that
-runs the queries. This process then lives on without it, and goes past the point only once the other is dead.
+With ``CUTLINE_CRASH_VICTIM=jvm`` the process whose id is in ``CUTLINE_CRASH_PID`` is killed instead: the JVM that runs
+the queries. This process continues without it, and passes the point only once the JVM is dead.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ ENVIRONMENT_VARIABLE = "CUTLINE_CRASH_AT"
 VICTIM_VARIABLE = "CUTLINE_CRASH_VICTIM"
 PID_VARIABLE = "CUTLINE_CRASH_PID"
 
-#: Who may be killed: this process, or the JVM.
+#: What may be killed: this process, or the JVM.
 VICTIMS: tuple[str, ...] = ("python", "jvm")
 
-#: What stands in the output of a process, with point and victim, that has reached the point.
+#: What a process that has reached the point writes to its output, with point and victim.
 REACHED = "cutline crash point reached"
 
-#: The kernel takes a killed process away at once; longer than this and the machine stands still.
+#: The kernel ends a killed process immediately; if it takes longer than this, the machine hangs.
 _DEATH_SECONDS = 30.0
 
 #: Every point that exists, in the order a batch and a checkpoint pass them. Tests iterate over this.
 POINTS: tuple[str, ...] = (
     "after-stage",  # executors have written segments and staged sink output; no entry names them yet
     "after-append",  # the batch's entry is in the log; Spark has not committed the batch
-    "after-barrier",  # the cut is in the log; nothing is pinned
-    "after-pin",  # files are linked; nothing is hashed or recorded
+    "after-barrier",  # the cut is in the log; no file is held
+    "after-pin",  # files are held; nothing is hashed or recorded
     "after-record",  # the operator's record is stored; the coordinator has not heard of it
     "after-ack",  # the coordinator has counted an acknowledgement
     "after-pending",  # the pending epoch is recorded; no barrier was injected
-    "before-manifest",  # everyone has acknowledged; no manifest
+    "before-manifest",  # all operators have acknowledged; no manifest
     "after-manifest",  # the checkpoint exists; no sink was told
     "sink-commit-begun",
     "sink-commit-half",
     "sink-commit-done",  # the sink has published; the coordinator does not know
-    "sink-rewind-half",  # some of a sink's given-up epochs are taken back
+    "sink-rewind-half",  # some of a sink's abandoned epochs are rewound
     "after-sink-commits",  # all sinks have published; nothing was collected
     "mid-truncate",  # some entries of a channel are deleted
     "mid-collect",  # some files of an expired checkpoint are deleted
@@ -50,18 +50,18 @@ POINTS: tuple[str, ...] = (
 )
 #: Passed only with a remote tier, with Spark's directories elsewhere, or when a savepoint is taken.
 REMOTE_POINTS: tuple[str, ...] = (
-    "remote-announced",  # the remote tier knows what is about to be sent ahead; nothing of it is there
+    "remote-announced",  # the early upload is recorded in the remote tier; nothing is uploaded
     "remote-sent",  # all that a checkpoint needs is in the remote tier, but not its manifest
-    "remote-sealed",  # the checkpoint is in the remote tier; nobody here knows
-    "remote-fetched-records",  # manifests and records are back; no content is
-    "remote-told",  # the remote tier knows that the flow goes back; it has not done so
-    "remote-fetched",  # everything is back; nothing is decided
-    "live-dir-half",  # a directory built here is where Spark wants it; nothing says that it is whole
-    "savepoint-sent",  # all that a savepoint holds is in its folder; nothing says that it is one
+    "remote-sealed",  # the checkpoint is in the remote tier; the coordinator has not recorded it
+    "remote-fetched-records",  # manifests and records are downloaded; no content is
+    "remote-told",  # the restore is recorded in the remote tier; it has not happened
+    "remote-fetched",  # everything is downloaded; nothing is decided
+    "live-dir-half",  # a directory built here is copied to Spark's place; no mark says that it is whole
+    "savepoint-sent",  # the content of a savepoint is in its folder; no record makes it a savepoint
     "remote-carried",  # a checkpoint under new names is in the remote tier; its generation is not known there
 )
-#: Passed only when a flow goes back to a checkpoint of other operators than it has now.
-CARRY_POINTS: tuple[str, ...] = (
+#: Passed only when a flow restores a checkpoint whose operators differ from its own.
+EVOLUTION_POINTS: tuple[str, ...] = (
     "carry-logs",  # the logs under the new names are there; no record of the new checkpoint is
     "carry-manifest",  # the checkpoint under the new names is there; the generation that it counts from is not
 )
@@ -85,7 +85,7 @@ def _maybe_die(wanted: str, name: str, scope: str) -> None:
         return
     with _lock:
         _passes += 1
-        if _passes == int(count or "1"):  # once only: whoever kills another lives on, and comes by again
+        if _passes == int(count or "1"):  # once only: a process that kills the JVM continues and passes here again
             _kill(os.environ.get(VICTIM_VARIABLE, VICTIMS[0]), wanted)
 
 
@@ -98,6 +98,6 @@ def _kill(victim: str, point: str) -> None:
         os.write(2, f"{REACHED}: {point} kills {victim}\n".encode())
         signal.pidfd_send_signal(process, signal.SIGKILL)
         if not select.select([process], [], [], _DEATH_SECONDS)[0]:
-            raise TimeoutError(f"process {pid} was killed at {point} and still lives")
+            raise TimeoutError(f"process {pid} was killed at {point} and still runs")
     finally:
         os.close(process)

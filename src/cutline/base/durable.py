@@ -30,7 +30,7 @@ def fsync_dir(folder: Path) -> None:
 
 
 def fsync_file(path: Path) -> None:
-    """Make a file's content durable that somebody else wrote."""
+    """Make the content of an existing file durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -79,7 +79,7 @@ def replace(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def make_dir(path: Path) -> None:
-    """Create a folder and its parents, durably. There already: nothing happens."""
+    """Create a folder and its parents, durably. If it exists, do nothing."""
     if path.is_dir():
         return
     make_dir(path.parent)

@@ -1,16 +1,14 @@
-"""Structured logging through Python's own ``logging``: the application decides where lines go and which it wants.
+"""Structured logging through Python's own ``logging``: the application chooses the handlers and levels.
 
-A line reads ``checkpoint_completed flow=payments epoch=12 ms=48``; the fields travel along for formatters that want
-them (``record.fields``).
+A line reads ``checkpoint_completed flow=payments epoch=12 ms=48``; formatters find the fields in ``record.fields``. Our
+own commands render them with structlog's renderers, as text or as JSON.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-import time
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -30,29 +28,42 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 def _to_logging(logger: Any, name: str, event: structlog.typing.EventDict) -> tuple[tuple[str], dict[str, Any]]:
     what = str(event.pop("event"))
     keywords = {key: event.pop(key) for key in ("exc_info", "stack_info") if key in event}
-    fields = dict(event)
-    # Several lines (an error shown whole) stand after the line, not inside its fields.
-    long = [str(fields[key]) for key in fields if "\n" in str(fields[key])]
-    short = {key: value for key, value in fields.items() if "\n" not in str(value)}
-    line = f"{what} {_LOGFMT(logger, name, short)}".rstrip()
-    text = "\n".join([line, *long])
-    return (text.replace("%", "%%"),), {**keywords, "extra": {"fields": {"event": what, **fields}}}
+    # A value of several lines (the text of an error) comes last, and for plain formatters after the line.
+    long = {key: value for key, value in event.items() if "\n" in str(value)}
+    short = {key: value for key, value in event.items() if key not in long}
+    line = f"{what} {_LOGFMT(logger, name, dict(short))}".rstrip()
+    text = "\n".join([line, *map(str, long.values())])
+    fields = {"event": what, **short, **long}
+    return (text,), {**keywords, "extra": {"fields": fields}}
 
 
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", {"event": record.getMessage()})
-        if record.exc_info:
-            fields = {**fields, "exception": self.formatException(record.exc_info)}
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
-        return json.dumps({"time": stamp, "level": record.levelname.lower(), **fields}, default=str)
+def _with_fields(logger: Any, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Turn our own log record back into its event; a record of another library keeps its message."""
+    event.update(getattr(event["_record"], "fields", {}))
+    return event
 
 
-def configure_logging(*, as_json: bool, level: int) -> None:
+def make_formatter(*, as_json: bool, in_colour: bool = False) -> logging.Formatter:
+    """JSON: one object per line, with ``time``, ``level`` and ``event``. Otherwise text for a terminal or a file."""
+    stamp = structlog.processors.TimeStamper("%Y-%m-%dT%H:%M:%SZ", utc=True, key="time" if as_json else "timestamp")
+    render: list[Any] = [structlog.dev.ConsoleRenderer(colors=in_colour, sort_keys=False, exception_formatter=_plain)]
+    if as_json:
+        render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[stamp, structlog.stdlib.add_log_level, _with_fields],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+    )
+
+
+#: Not rich's: it prints local variables, which may hold secrets.
+_plain = structlog.dev.plain_traceback
+
+
+def configure_logging(*, as_json: bool, level: int, stream: TextIO | None = None) -> None:
     """For our own commands: lines on standard error, as text or as JSON."""
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
-    handler.setFormatter(_JsonFormatter() if as_json else text)
+    target = stream or sys.stderr
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(make_formatter(as_json=as_json, in_colour=target.isatty()))
     logger = logging.getLogger("cutline")
     logger.handlers[:] = [handler]
     logger.setLevel(level)

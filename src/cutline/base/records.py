@@ -13,7 +13,7 @@ from cutline.errors import DamagedRecordError, UnknownFormatError
 
 FORMAT_VERSION = 1
 
-#: What msgspec raises for bytes that are no such JSON; a broken character has an error of its own.
+#: What msgspec raises for bytes that are not such JSON; invalid UTF-8 has its own error.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def encode(kind: str, body: Any) -> bytes:
 
 
 def decode(kind: str, data: bytes, type_: type[T], *, path: object = None) -> T:
-    """The record behind stored bytes; raises rather than return anything that is not exactly what was written."""
+    """Decode stored bytes; raises rather than return anything that is not exactly what was written."""
     try:
         envelope = decoder_of(_Envelope).decode(data)
     except _UNREADABLE as error:
@@ -54,11 +54,11 @@ def decode(kind: str, data: bytes, type_: type[T], *, path: object = None) -> T:
     try:
         return decoder_of(type_).decode(envelope.body)
     except _UNREADABLE as error:
-        raise DamagedRecordError(f"{kind} record lacks something: {error}", path=path) from error
+        raise DamagedRecordError(f"{kind} record is incomplete: {error}", path=path) from error
 
 
 def kind_of(data: bytes) -> str | None:
-    """Of what kind stored bytes say they are; None when they are no record."""
+    """The kind that stored bytes state; None when they are not a record."""
     try:
         return decoder_of(_Envelope).decode(data).kind
     except _UNREADABLE:

@@ -1,1 +1,1 @@
-"""Channels: the durable, ordered logs between operators, and the Arrow segments their entries name."""
+"""Channels: the durable, ordered logs between operators, and the Arrow segments that their entries name."""

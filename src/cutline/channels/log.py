@@ -14,16 +14,17 @@ from typing import NamedTuple
 
 from cutline.base import durable
 from cutline.base.crashpoints import crashpoint
+from cutline.channels import entry_files as codec
 from cutline.channels.segment_store import SegmentStore
 from cutline.errors import DamagedRecordError, FencedError, InvariantViolation
-from cutline.model import entries as codec
+from cutline.model.cut import InFlight
 from cutline.model.entries import BarrierEntry, DataEntry, Entry
 from cutline.model.ids import NO_BATCH, START, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.protocol.history.lineage import Lineage
 
 
 class Amount(NamedTuple):
-    """How much lies in a range of a log: entries that have rows, their rows, their bytes."""
+    """The amount of data in a range of a log: entries that have rows, their rows, their bytes."""
 
     entries: int
     rows: int
@@ -47,12 +48,12 @@ class ChannelLog:
         self.lineage = lineage
         #: Visible entries, ascending and gap-free; the first is above START once the log was truncated.
         self._entries: list[Entry] = []
-        #: What lay before each visible entry, and after the last: one more than entries. A range costs a subtraction.
+        #: Amounts before each visible entry, and after the last: one more than entries. A range costs one subtraction.
         self._sums: list[Amount] = [Amount(0, 0, 0)]
-        #: What lies below was not read when the log was opened, and may be needed all the same.
+        #: Entries below were not read when the log was opened, and may still be needed.
         self._opened_from = START
         self.segments = SegmentStore.of(folder)
-        #: Barriers that a power cut could take, oldest first.
+        #: Entries that a power cut could lose, oldest first.
         self._unsynced: list[Path] = []
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Entry], None]] = []
@@ -65,7 +66,7 @@ class ChannelLog:
     ) -> ChannelLog:
         """Read the visible entries from ``first`` on. Raises DamagedRecordError for a hole or a bad entry.
 
-        ``is_reader``: nothing will be appended, and no folder is made that is missing.
+        ``is_reader``: nothing will be appended, and a missing folder is not created.
         """
         log = cls(operator, folder, lineage)
         log._opened_from = first
@@ -79,13 +80,29 @@ class ChannelLog:
                 if max(first, begin) <= seq and (end is None or seq < end):
                     entry = codec.load(codec.entry_path(folder, generation, seq))
                     if (entry.generation, entry.seq) != (generation, seq):
-                        raise DamagedRecordError(f"entry {seq} is another one", channel=operator, generation=generation)
+                        raise DamagedRecordError(
+                            f"the file of entry {seq} holds another entry", channel=operator, generation=generation
+                        )
                     log._accept(entry)
         last = log._entries[-1].seq + 1 if log._entries else START
         if last < lineage.spans[-1].start:
-            # What is appended next would stand where an older generation's entry belongs, and be seen by nobody.
+            # The next entry would take the position of an older generation's entry, and no reader would see it.
             raise DamagedRecordError(f"log ends at {last} instead of {lineage.spans[-1].start}", channel=operator)
+        if not is_reader:
+            log._unsynced = log._left_unsynced()
         return log
+
+    def _left_unsynced(self) -> list[Path]:
+        """What a process that died may have left visible but not durable: the newest batch, and the barriers after it.
+
+        Older entries are synced: each data entry is written after all those before it are.
+        """
+        left: list[Path] = []
+        for entry in reversed(self._entries):
+            left.append(codec.entry_path(self.folder, self.lineage.owner(entry.seq), entry.seq))
+            if isinstance(entry, DataEntry):
+                break
+        return left[::-1]
 
     @staticmethod
     def _sequence_numbers(folder: Path) -> list[Position]:
@@ -115,13 +132,13 @@ class ChannelLog:
 
     @property
     def end(self) -> Position:
-        """The place where the next entry will stand."""
+        """The position of the next entry."""
         with self._lock:
             return Position(self._entries[-1].seq + 1) if self._entries else self._start_of_empty_log()
 
     @property
     def start(self) -> Position:
-        """The first entry that is still there."""
+        """The position of the first entry that is kept."""
         with self._lock:
             return self._entries[0].seq if self._entries else self._start_of_empty_log()
 
@@ -134,13 +151,18 @@ class ChannelLog:
             return self._entries[self._index(first) : None if end is None else self._index(end)]
 
     def amount(self, first: Position, end: Position) -> Amount:
-        """What lies in [first, end), at the same price however much it is."""
+        """The amount in [first, end), in constant time."""
         with self._lock:
             begin = self._index(first)
             return self._sums[max(self._index(end), begin)].minus(self._sums[begin])
 
+    def in_flight(self, first: Position, end: Position) -> InFlight:
+        """What a consumer at ``first`` has yet to read before a barrier at ``end``."""
+        entries, rows, size_bytes = self.amount(first, end)
+        return InFlight(first=first, end=end, entries=entries, rows=rows, size_bytes=size_bytes)
+
     def _index(self, position: Position) -> int:
-        """Where the entry at a position stands in memory; the log is gap-free."""
+        """The index in memory of the entry at a position; the log is gap-free."""
         base = self._entries[0].seq if self._entries else START
         return min(max(position - base, 0), len(self._entries))
 
@@ -148,7 +170,7 @@ class ChannelLog:
         return [entry for entry in self.entries(first, end) if isinstance(entry, DataEntry)]
 
     def find_batch(self, batch: BatchId) -> DataEntry | None:
-        """The entry of a batch, if it was appended (and is not truncated away)."""
+        """The entry of a batch, if it was appended (and not truncated)."""
         with self._lock:
             for entry in reversed(self._entries):
                 if isinstance(entry, DataEntry):
@@ -171,7 +193,7 @@ class ChannelLog:
             return dict(self._entries[-1].positions) if self._entries else {}
 
     def positions_after(self, batch: BatchId) -> dict[OperatorId, Position]:
-        """How far the operator had read its inputs after a batch; empty if the log does not say, or it had not."""
+        """How far the operator had read its inputs after a batch; empty if unknown, or if nothing was read."""
         with self._lock:
             for entry in reversed(self._entries):
                 if entry.batch <= batch:
@@ -182,19 +204,19 @@ class ChannelLog:
         return [entry for entry in self.entries() if isinstance(entry, BarrierEntry)]
 
     def find_barrier(self, epoch: Epoch) -> BarrierEntry | None:
-        """Newest first: whoever asks has just cut."""
+        """Searches from the newest entry: the caller has just cut."""
         with self._lock:
             barriers = (entry for entry in reversed(self._entries) if isinstance(entry, BarrierEntry))
             return next((barrier for barrier in barriers if barrier.epoch == epoch), None)
 
     def on_append(self, listener: Callable[[Entry], None]) -> list[Entry]:
-        """Call ``listener`` for every entry to come, in order; returns those already there, with none in between."""
+        """Call ``listener`` for every later entry, in order; returns the present entries, with none in between."""
         with self._lock:
             self._listeners.append(listener)
             return list(self._entries)
 
-    def forget(self, listener: Callable[[Entry], None]) -> None:
-        """Call it no more."""
+    def remove_listener(self, listener: Callable[[Entry], None]) -> None:
+        """Undo ``on_append``."""
         with self._lock:
             self._listeners = [one for one in self._listeners if one is not listener]
 
@@ -203,8 +225,8 @@ class ChannelLog:
     def append(self, entry: Entry) -> None:
         """Create the entry, then tell the listeners. The caller is the channel's only writer.
 
-        A data entry is durable on return. A barrier is so only after ``sync_barriers``: the barriers behind it need not
-        wait for the disk, because a cut counts only once its operator has acknowledged it.
+        A data entry is durable on return. A barrier is durable only after ``sync_barriers``: the barriers behind it do
+        not wait for the disk, because a cut counts only once its operator has acknowledged it.
         """
         if entry.seq != self.end or entry.generation != self.lineage.generation:
             raise InvariantViolation(
@@ -221,13 +243,17 @@ class ChannelLog:
             self.sync_barriers()
         if not durable.create(path, codec.encode(entry), sync=isinstance(entry, DataEntry)):
             raise FencedError(
-                "somebody else has written to this channel in this generation",
+                "another process has written to this channel in this generation",
                 next_step="stop this process: another one runs the flow",
                 channel=self.operator,
                 generation=entry.generation,
             )
         if isinstance(entry, BarrierEntry):
             self._unsynced.append(path)
+        self.accept_followed(entry)
+
+    def accept_followed(self, entry: Entry) -> None:
+        """Add an entry that is on disk, written here or by another process, then tell the listeners."""
         with self._lock:
             self._accept(entry)
             listeners = list(self._listeners)
@@ -237,56 +263,61 @@ class ChannelLog:
     def sync_barriers(self) -> None:
         """Make every barrier written so far survive a power cut: called before a cut is acknowledged.
 
-        And before a data entry is written: an entry is durable only if all those before it are.
+        Also called before a data entry is written: an entry is durable only if all earlier entries are.
         """
-        # Copied: another thread may sync the same ones, and the list grows while we do.
+        # Copied: another thread may sync the same barriers, and the list may grow meanwhile.
         for path in list(self._unsynced):
             with contextlib.suppress(FileNotFoundError):  # truncated
                 durable.fsync_file(path)
                 durable.fsync_dir(path.parent)
-            # Two threads may sync the same one; only after that it is gone from the list.
+            # Two threads may sync the same barrier; it is removed from the list only after that.
             with contextlib.suppress(ValueError):
                 self._unsynced.remove(path)
 
     def fork(self, generation: Generation) -> None:
-        """Go on in another generation, at the end: whoever wrote in the one before is seen by nobody from now on."""
+        """Continue in another generation, at the end: later entries of the generation before are not visible."""
         self.sync_barriers()
         lineage = self.lineage.fork(generation, self.end)
         durable.make_dir(codec.generation_dir(self.folder, generation))
         with self._lock:
             self.lineage = lineage
 
-    def truncate(self, below: Position) -> Sequence[DataEntry]:
-        """Delete entries below a position and their segments; returns the data entries that went.
+    def follow_fork(self, lineage: Lineage) -> None:
+        """Does nothing: the writer in this process has forked the log itself."""
 
-        Ascending, entry before its segments: killed half-way it leaves a gap-free log and unreferenced segments, which
-        the next sweep finds.
+    def truncate(self, below: Position) -> Sequence[DataEntry]:
+        """Delete entries below a position and their segments; returns the deleted data entries.
+
+        Ascending, entry before its segments: a kill half-way leaves a gap-free log and unreferenced segments, which the
+        next ``collect`` deletes.
         """
-        with self._lock:
-            # One entry always stays, so that the log knows its own end and the last batch.
-            limit = min(below, self._entries[-1].seq) if self._entries else START
-            count = self._index(limit) if self._entries else 0
-            if not count:
-                return []
-            gone = self._entries[:count]
-            self._entries = self._entries[count:]
-            self._sums = self._sums[count:]
+        gone = self.evict_below(below)
         for entry in gone:
             codec.entry_path(self.folder, self.lineage.owner(entry.seq), entry.seq).unlink(missing_ok=True)
             crashpoint("mid-truncate", self.operator)
         data = [entry for entry in gone if isinstance(entry, DataEntry)]
-        self.segments.delete([segment.name for entry in data for segment in entry.segments])
+        if data:
+            self.segments.delete([segment.name for entry in data for segment in entry.segments])
         return data
 
-    # ------------------------------------------------------------------ sweeping
+    def evict_below(self, below: Position) -> list[Entry]:
+        """Remove entries below a position from memory and return them. Their files stay."""
+        with self._lock:
+            # One entry always stays, so that the log's end and last batch are known.
+            limit = min(below, self._entries[-1].seq) if self._entries else START
+            count = self._index(limit) if self._entries else 0
+            gone, self._entries, self._sums = self._entries[:count], self._entries[count:], self._sums[count:]
+            return gone
+
+    # ------------------------------------------------------------------ collecting
 
     @property
     def is_whole(self) -> bool:
-        """Whether every visible entry was read, so that what none of them names is needed by nobody."""
+        """Whether every visible entry was read, so that segments which none of them names are not needed."""
         return self._opened_from == START
 
     def invisible_entries(self) -> list[Entry]:
-        """Entries the lineage does not reach: of zombies, or given up by a restore. Unreadable ones are left out."""
+        """Entries outside the lineage: written by zombies, or abandoned by a restore. Unreadable ones are left out."""
         found: list[Entry] = []
         for folder in sorted(self.folder.glob("g*")):
             for seq in self._sequence_numbers(folder):
@@ -295,10 +326,10 @@ class ChannelLog:
                         found.append(codec.load(folder / codec.entry_name(seq)))
         return found
 
-    def sweep(self, held: Collection[Path] = ()) -> int:
+    def collect(self, held: Collection[Path] = ()) -> int:
         """Delete what no visible entry names. Only while the channel's writer is at rest. Returns the files deleted.
 
-        ``held``: what is needed all the same.
+        ``held``: files that are needed nevertheless.
         """
         visible = {(f"g{self.lineage.owner(entry.seq):06d}", codec.entry_name(entry.seq)) for entry in self.entries()}
         referenced = {segment.name for entry in self.data_entries() for segment in entry.segments}
@@ -310,4 +341,4 @@ class ChannelLog:
         for path in doomed:
             path.unlink(missing_ok=True)
         referenced.update(path.name for path in held if path.parent == codec.data_dir(self.folder))
-        return len(doomed) + (self.segments.sweep(referenced) if self.is_whole else 0)
+        return len(doomed) + (self.segments.collect(referenced) if self.is_whole else 0)

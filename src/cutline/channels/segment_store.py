@@ -1,11 +1,11 @@
-"""Where the segments of a flow's channels lie: in the channels' own folders, or in an object store.
+"""Where the segments of a flow's channels are stored: in the channels' own folders, or in an object store.
 
-Executors on several machines need a place that all of them reach. A small file beside the channels says which place it
-is, so whoever has the flow's folder finds the rows. The folder of a channel may hold copies of what the store has: what
-was fetched from a checkpoint elsewhere, and what was brought near to be copied into one.
+Executors on several machines need a place that all of them can reach. A small file beside the channels records the
+place, so a process that has the flow's folder finds the rows. The folder of a channel may hold copies of segments that
+are in the store: those downloaded with a remote checkpoint, and those downloaded to be copied into one.
 
-Every life of a flow's folder has a place of its own in the store. A host that was replaced and does not know it yet
-deletes what its own checkpoints no longer need, and must not find what its successor reads.
+A flow's folder that is rebuilt on another host gets its own place in the store. The replaced host may not know it yet
+and deletes what its own checkpoints no longer need; it must not find segments that its successor reads.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import msgspec
 
 from cutline.base import durable, records
 from cutline.base.logs import get_logger
+from cutline.channels import entry_files as codec
 from cutline.channels.segments import crc32_of
 from cutline.errors import DamagedRecordError, MissingObject, StoreError
-from cutline.model import entries as codec
+from cutline.model.entries import Segment
 from cutline.objects import open_store
-from cutline.ports import ObjectStore, Segment, SegmentPlace
-from cutline.ports.objects import ObjectInfo
+from cutline.ports.engine import SegmentPlace
+from cutline.ports.objects import ObjectInfo, ObjectStore
 
 log = get_logger(__name__)
 
@@ -35,11 +36,11 @@ _KIND = "segments"
 
 
 class Whereabouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all channels of a flow."""
+    """The places of the segments of all channels of a flow."""
 
-    #: Every channel has a folder in it; its ``url`` is empty when the rows lie in the flow's own folder.
+    #: Every channel has a folder in it; its ``url`` is empty when the rows are in the flow's own folder.
     place: SegmentPlace
-    #: Where rows may still lie that were written before the place was changed, the newest first.
+    #: Former places, which may still hold rows written before the change, the newest first.
     before: list[SegmentPlace] = []
 
 
@@ -52,9 +53,9 @@ def whereabouts(channels_dir: Path) -> Whereabouts:
 
 
 def choose_place(channels_dir: Path, base: str, options: Mapping[str, str]) -> Whereabouts:
-    """Settle where rows are written from now on: below ``base``, a URL, or in the flow's own folder if it is empty.
+    """Choose where rows are written from now on: below ``base``, a URL, or in the flow's own folder if it is empty.
 
-    What was written elsewhere is still found, until ``forget_former_places``.
+    Rows in former places are still found, until ``remove_former_places``.
     """
     now = whereabouts(channels_dir)
     if base and now.place.url.rpartition("/")[0] == base:
@@ -72,8 +73,8 @@ def choose_place(channels_dir: Path, base: str, options: Mapping[str, str]) -> W
     return chosen
 
 
-def forget_former_places(channels_dir: Path) -> None:
-    """Nothing that is needed lies there any more. What else lies there in a store of our own is removed."""
+def remove_former_places(channels_dir: Path) -> None:
+    """Nothing in former places is needed any more: remove them from the record, and delete our objects there."""
     now = whereabouts(channels_dir)
     if not now.before:
         return
@@ -102,33 +103,33 @@ class SegmentStore:
 
     @classmethod
     def of(cls, channel_dir: Path) -> SegmentStore:
-        """Of the channel in this folder, as the file beside it says."""
+        """The segments of the channel in this folder, at the recorded places."""
         return cls(channel_dir, whereabouts(channel_dir.parent))
 
     @property
     def _stores(self) -> list[ObjectStore]:
-        """Where segments may lie beside the folder, the likeliest first."""
+        """The object stores that may hold segments, the likeliest first."""
         return [*([self._store] if self._store is not None else []), *self._before]
 
     @property
     def place(self) -> SegmentPlace:
-        """For executors: where to write."""
+        """Where executors write segments."""
         return self._place or SegmentPlace(url=str(self._folder))
 
     def appended(self) -> None:
-        """Executors have written segments and made them durable; their names must be so too."""
+        """Executors have written durable segments; make their names durable too."""
         if self._store is None:
             durable.fsync_dir(self._folder)
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ checking
 
     def check_reachable(self) -> None:
-        """Raise StoreError if the object store cannot be asked now."""
+        """Raise StoreError if the object store does not answer now."""
         for store in self._stores:
-            store.find("is-anybody-there")
+            store.find("is-reachable")
 
     def problem(self, segment: Segment, *, deep: bool) -> str | None:
-        """What is wrong with a segment; ``deep``: every byte is read. Raises StoreError if nobody can say."""
+        """What is wrong with a segment; ``deep``: reads every byte. Raises StoreError if the store does not answer."""
         problem = self._problem_here(segment, deep=deep)
         for store in self._stores:
             if problem is None:
@@ -137,9 +138,8 @@ class SegmentStore:
         return problem
 
     def ensure(self, segment: Segment, *, deep: bool) -> None:
-        """See to it that executors find the segment, by a copy of it if need be. Raises DamagedRecordError if none is.
-
-        Raises StoreError if nobody can say.
+        """Ensure that executors find the segment; copy it if necessary. Raises DamagedRecordError if there is no intact
+        copy, StoreError if a store does not answer.
         """
         problem = self._problem_here(segment, deep=deep)
         if self._store is not None:
@@ -157,8 +157,8 @@ class SegmentStore:
                 return
         raise DamagedRecordError(problem, segment=segment.name)
 
-    def bring_near(self, name: str) -> Path:
-        """The segment as a file of this machine, if there is one anywhere. Raises StoreError."""
+    def local_copy(self, name: str) -> Path:
+        """The path of the segment in the channel's folder; downloads it if a store has it. Raises StoreError."""
         path = self._folder / name
         for store in self._stores if not path.exists() else ():
             with contextlib.suppress(MissingObject):
@@ -181,10 +181,10 @@ class SegmentStore:
         except OSError as error:
             return f"the segment cannot be read: {error.strerror}"
 
-    # ------------------------------------------------------------------ letting go
+    # ------------------------------------------------------------------ collecting
 
     def delete(self, names: Collection[str]) -> None:
-        """A store that is away keeps them for now: nothing is lost by that, and a sweep finds them later."""
+        """Delete these segments. An unavailable store keeps them for now, and a later ``collect`` deletes them."""
         for name in names:
             (self._folder / name).unlink(missing_ok=True)
         if self._store is not None and names:
@@ -197,18 +197,18 @@ class SegmentStore:
         return sorted(self._folder.iterdir()) if self._folder.is_dir() else []
 
     def stored(self) -> list[ObjectInfo]:
-        """What lies in the object store, if there is one. Raises StoreError."""
+        """The segments in the object store, if there is one. Raises StoreError."""
         return list(self._store.walk()) if self._store is not None else []
 
-    def clear(self) -> None:
-        """Delete all there is. Raises StoreError, and may be repeated."""
+    def delete_all(self) -> None:
+        """Delete all segments of the channel. Idempotent. Raises StoreError."""
         if self._store is not None:
             self._store.delete([info.path for info in self._store.walk()])
         for path in self.files_here():
             path.unlink(missing_ok=True)
 
-    def sweep(self, named: Collection[str]) -> int:
-        """Delete all others, while nobody writes; returns how many."""
+    def collect(self, named: Collection[str]) -> int:
+        """Delete all segments but the named ones, while none is being written; returns how many."""
         others = {path.name for path in self.files_here() if path.name not in named}
         with contextlib.suppress(StoreError):
             others.update(info.path for info in self.stored() if info.path not in named)

@@ -1,4 +1,4 @@
-"""Segments: Arrow IPC files written by executors, and read back by them. Imports little: workers start with it."""
+"""Segments: Arrow IPC files that executors write and read. Imports little, since every Python worker loads it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cutline.ports import SegmentPlace
+    from cutline.ports.engine import SegmentPlace
 
 #: Rows arrive in small batches; they are written in blocks of about this many.
 _ROWS_PER_BLOCK = 65_536
 
 
 class _ChecksummedFile:
-    """A file object that keeps count and checksum of what passes."""
+    """A file object that counts and checksums the bytes written."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb", buffering=1 << 20)  # noqa: SIM115 (closed by close)
@@ -64,7 +64,7 @@ class SegmentWriter:
     def __init__(self, place: SegmentPlace, name: str) -> None:
         self._place = place
         self._name = name
-        #: For an object store the segment is written here first: what is stored there is whole or not there.
+        #: A segment for an object store is written here first, so that the store has all of it or nothing.
         self._spool = None if place.is_folder else Path(tempfile.mkdtemp(prefix="cutline-segment-"))
         self._path = (self._spool or Path(place.url)) / name
         self._file: _ChecksummedFile | None = None
@@ -102,7 +102,7 @@ class SegmentWriter:
                 shutil.rmtree(self._spool, ignore_errors=True)
 
     def discard(self) -> None:
-        """The task has failed: nothing of it stays. What was put where segments belong is swept by the driver."""
+        """The task has failed: delete its spool. The driver collects files that are already in the channel's folder."""
         if self._file is not None:
             self._file.close()
         if self._spool is not None:
@@ -127,7 +127,7 @@ class SegmentWriter:
 
 
 def read_segment(place: SegmentPlace, name: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a segment; those of a file are mapped rather than copied."""
+    """The rows of a segment; a file is memory-mapped rather than copied."""
     import pyarrow as pa
 
     if place.is_folder:

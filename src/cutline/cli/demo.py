@@ -18,7 +18,7 @@ from cutline.demo.run import run_demo
 from cutline.demo.settings import DemoSettings
 from cutline.testing.servers.s3 import S3Server
 
-#: The input takes this long, and so much longer for each kill, so that every kill finds something to break.
+#: The input lasts this long, plus a fixed time per kill, so that every kill interrupts work.
 _INPUT_SECONDS = 20.0
 _SECONDS_PER_KILL = 4.0
 
@@ -26,12 +26,12 @@ _SECONDS_PER_KILL = 4.0
 def demo(
     rows: Annotated[int, typer.Option(help="Payments to process.", min=1)] = 400_000,
     keys: Annotated[int, typer.Option(help="Merchants.", min=1)] = 10_000,
-    kill: Annotated[int, typer.Option(help="Kill -9 the worker so many times, at random moments.", min=0)] = 1,
+    kill: Annotated[int, typer.Option(help="How many times to kill -9 the worker, at random moments.", min=0)] = 1,
     interval: Annotated[str, typer.Option(help="Time between checkpoints.")] = "1s",
     mode: Annotated[str, typer.Option(help="auto, aligned or unaligned.")] = "auto",
     seed: Annotated[int, typer.Option(help="Decides the payments and the moments of the kills.")] = 1,
     lose_host: Annotated[
-        bool, typer.Option(help="With each kill all that the worker had stored is lost; it comes back from --remote.")
+        bool, typer.Option(help="Each kill also deletes the worker's storage; it recovers from --remote.")
     ] = False,
     remote: Annotated[
         str, typer.Option(help="Remote tier; default with --lose-host: a real S3 server, or a folder without one.")
@@ -39,7 +39,7 @@ def demo(
     keep: Annotated[bool, typer.Option(help="Keep the folder with everything the demo wrote.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
-    """Run a payments pipeline, kill it, let it come back, and check every payment against the truth."""
+    """Run a payments pipeline, kill it, let it recover, and check every payment against the truth."""
     build_options({"checkpoint_interval": interval, "mode": mode})  # a bad value fails here, with a clear error
     folder = tempfile.mkdtemp(prefix="cutline-demo-")
     server = S3Server() if lose_host and not remote and S3Server.is_installed() else None
@@ -86,7 +86,7 @@ def demo(
 
 
 class _Silent:
-    """Stands in for the live view when only JSON is wanted."""
+    """Replaces the live view when only JSON is printed."""
 
     def __enter__(self) -> _Silent:
         return self
@@ -109,10 +109,10 @@ def _verdict(console: Console, report: dict[str, Any]) -> None:
         f"checkpoints            {report['checkpoints_completed']:>12,}   {report['checkpoint_ms']['p50']} ms each"
     )
     for number, item in enumerate(report["recoveries"], 1):
-        console.print(f"kill -9 number {number}: back by {item['path']}, first new batch after {item['seconds']} s")
+        console.print(f"kill -9 number {number}: recovery path {item['path']}, first batch after {item['seconds']} s")
     if report["ok"]:
         console.print("\n[bold green]Every payment was published exactly once.[/]")
-        console.print("The worker was killed with its JVM in the middle of its work; what the sinks show is what a")
-        console.print("run without any kill shows.") if report["kills"] else None
+        console.print("The worker and its JVM were killed in the middle of their work; the sinks hold exactly what a")
+        console.print("run without kills publishes.") if report["kills"] else None
     else:
         console.print("\n[bold red]The published tables differ from the truth.[/] Please report this with the seed.")

@@ -17,16 +17,20 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cutline.cli.options import FlowName, Json, Storage
-from cutline.config.options import Options, parse_duration_ms
+from cutline.config.loading import load_options
+from cutline.config.options import Options
+from cutline.config.values import parse_duration_ms
 from cutline.errors import ConfigError, FlowLockedError
-from cutline.maintenance.gc_local import WHY, Collected, Finding, collect_remote, collect_stopped, found, kept_remotely
+from cutline.maintenance.findings import WHY, Collected, Garbage, found
+from cutline.maintenance.gc_local import collect_stopped
+from cutline.maintenance.gc_remote import collect_remote
 from cutline.model.layout import Layout
-from cutline.runtime.launch import load_options
+from cutline.protocol.history.remote_retention import kept_when_stopped
 from cutline.runtime.lock import FlowLock, running_pid
 from cutline.runtime.stores import store_at
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 from cutline.storage.metadata.inspector import inspect_coordinator
-from cutline.tiers.upload import Replica
+from cutline.tiers.remote_tier import RemoteTier
 from cutline.transport.request_files import ask
 
 _ANSWER_SECONDS = 600.0
@@ -37,53 +41,53 @@ _LOCK_SECONDS = 120.0
 def gc(
     flow: FlowName,
     storage: Storage = None,
-    remote: Annotated[str | None, typer.Option(help="The remote tier, to be collected too.")] = None,
-    grace: Annotated[str, typer.Option(help="What was changed within this time stays.")] = "1h",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
+    remote: Annotated[str | None, typer.Option(help="The remote tier, if it is to be collected too.")] = None,
+    grace: Annotated[str, typer.Option(help="Files changed within this time stay.")] = "1h",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be collected, and change nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what interrupted work has left and no checkpoint needs; also while the flow runs, which then does it."""
+    """Collect what interrupted work has left and no checkpoint needs. A running flow does this itself, on request."""
     options = load_options({"storage": storage, "remote": remote})
     layout = Layout(Path(options.storage).resolve(), flow)
     if not layout.identity.exists():
         raise ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name")
     grace_ms = parse_duration_ms(float(grace) if grace.isdigit() else grace, option="--grace")
-    replica = _replica(layout, options)
+    tier = _remote_tier(layout, options)
     with _progress(Console(stderr=True), is_shown=not as_json) as on_found:
-        collected = _collect(layout, options, replica, grace_ms=grace_ms, is_dry_run=dry_run, on_found=on_found)
+        collected = _collect(layout, options, tier, grace_ms=grace_ms, is_dry_run=dry_run, on_found=on_found)
     if as_json:
         typer.echo(json.dumps(_as_json(flow, collected, is_dry_run=dry_run)))
     else:
         _print(Console(), collected, is_dry_run=dry_run)
 
 
-def _replica(layout: Layout, options: Options) -> Replica | None:
+def _remote_tier(layout: Layout, options: Options) -> RemoteTier | None:
     if not options.remote:
         return None
-    return Replica(store_at(f"{options.remote.rstrip('/')}/{layout.root.name}", options.remote_options), layout)
+    return RemoteTier.open(store_at(f"{options.remote.rstrip('/')}/{layout.root.name}", options.remote_options), layout)
 
 
 def _collect(
     layout: Layout,
     options: Options,
-    replica: Replica | None,
+    tier: RemoteTier | None,
     *,
     grace_ms: int,
     is_dry_run: bool,
-    on_found: Callable[[Finding], None],
+    on_found: Callable[[Garbage], None],
 ) -> Collected:
-    """A running flow does it itself; of a stopped one the lock is held, so that it is not started meanwhile."""
+    """Ask a running flow to collect; hold the lock of a stopped flow, so that it is not started meanwhile."""
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         if running_pid(layout.lock) is not None:
-            return _ask(layout, replica, grace_ms=grace_ms, is_dry_run=is_dry_run)
+            return _ask(layout, tier, grace_ms=grace_ms, is_dry_run=is_dry_run)
         lock = FlowLock(layout.lock, layout.root.name)
         try:
-            if not is_dry_run:  # who only looks holds nobody up
+            if not is_dry_run:  # a dry run takes no lock
                 lock.acquire(is_noted=False)
-            return _collect_stopped(
-                layout, options, replica, grace_ms=grace_ms, is_dry_run=is_dry_run, on_found=on_found
-            )
+            return _collect_stopped(layout, options, tier, grace_ms=grace_ms, is_dry_run=is_dry_run, on_found=on_found)
         except FlowLockedError:
             if time.monotonic() > deadline:
                 raise
@@ -92,12 +96,12 @@ def _collect(
             lock.release()
 
 
-def _ask(layout: Layout, replica: Replica | None, *, grace_ms: int, is_dry_run: bool) -> Collected:
+def _ask(layout: Layout, tier: RemoteTier | None, *, grace_ms: int, is_dry_run: bool) -> Collected:
     def check_running() -> None:
         if running_pid(layout.lock) is None:
-            raise ConfigError("the flow has just stopped", next_step="do it again", flow=layout.root.name)
+            raise ConfigError("the flow has just stopped", next_step="run the command again", flow=layout.root.name)
 
-    arguments = {"grace_ms": grace_ms, "dry_run": is_dry_run, "remote": replica.url if replica else None}
+    arguments = {"grace_ms": grace_ms, "dry_run": is_dry_run, "remote": tier.url if tier else None}
     answer = ask(layout.requests, "gc", arguments, seconds=_ANSWER_SECONDS, wait=check_running)
     return msgspec.convert(answer, Collected)
 
@@ -105,26 +109,35 @@ def _ask(layout: Layout, replica: Replica | None, *, grace_ms: int, is_dry_run: 
 def _collect_stopped(
     layout: Layout,
     options: Options,
-    replica: Replica | None,
+    tier: RemoteTier | None,
     *,
     grace_ms: int,
     is_dry_run: bool,
-    on_found: Callable[[Finding], None],
+    on_found: Callable[[Garbage], None],
 ) -> Collected:
-    snapshots = LocalSnapshotStore.reading(layout)
+    store = LocalStore.reading(layout)
     known = inspect_coordinator(layout.metadata)
     collected = collect_stopped(
-        layout, snapshots, open_from=known.open_from, grace_ms=grace_ms, is_dry_run=is_dry_run, on_found=on_found
+        layout,
+        store.query_dirs,
+        store.checkpoints,
+        store.generations,
+        open_from=known.open_from,
+        grace_ms=grace_ms,
+        is_dry_run=is_dry_run,
+        on_found=on_found,
     )
     if known.problem:
         collected.in_doubt.append(known.problem)
-    if replica is not None:
-        generations = snapshots.generations() if layout.generations.is_dir() else []
-        local = snapshots.epochs() if layout.checkpoints.is_dir() else []
+    if tier is not None:
+        generations = store.generations.load_all()
+        local = store.checkpoints.epochs() if layout.checkpoints.is_dir() else []
         there = collect_remote(
-            replica,
-            keep=kept_remotely(replica, local, known.pins, options.retain_checkpoints),
-            # A start that was cut short has taken one, and perhaps said so there, and has no record of it.
+            tier,
+            keep=kept_when_stopped(
+                tier.checkpoints.epochs(), here=local, pins=known.pins, retain=options.retain_checkpoints
+            ),
+            # An interrupted start has taken a generation, perhaps recorded it in the remote tier, but not here.
             generation=max([known.generation, *(record.generation for record in generations)]),
             grace_ms=grace_ms,
             is_dry_run=is_dry_run,
@@ -136,14 +149,14 @@ def _collect_stopped(
 
 
 @contextmanager
-def _progress(console: Console, *, is_shown: bool) -> Iterator[Callable[[Finding], None]]:
-    """How much was found; nobody knows beforehand how much there is."""
+def _progress(console: Console, *, is_shown: bool) -> Iterator[Callable[[Garbage], None]]:
+    """Show how much was found so far; the total is not known in advance."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not (is_shown and console.is_terminal)) as view:
         task = view.add_task("looking", total=None)
         count = size_bytes = 0
 
-        def on_found(finding: Finding) -> None:
+        def on_found(finding: Garbage) -> None:
             nonlocal count, size_bytes
             count, size_bytes = count + 1, size_bytes + finding.size_bytes
             view.update(task, description=f"{count:,} found, {size_bytes / 1e6:,.1f} MB")
@@ -173,5 +186,5 @@ def _print(console: Console, collected: Collected, *, is_dry_run: bool) -> None:
     for text in collected.in_doubt:
         console.print(f"[yellow]kept, in doubt:[/] {escape(text)}", highlight=False, soft_wrap=True)
     size_bytes = sum(one.size_bytes for one in collected.findings)
-    verb = "would go" if is_dry_run else "went"
+    verb = "would be collected" if is_dry_run else "collected"
     console.print(f"{len(collected.findings):,} {verb}, {size_bytes:,} bytes", highlight=False)

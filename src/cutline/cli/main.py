@@ -11,11 +11,12 @@ from cutline import __version__
 from cutline.cli.demo import demo
 from cutline.cli.gc import gc
 from cutline.cli.restore import restore
-from cutline.cli.run import run, status
+from cutline.cli.run import run
 from cutline.cli.savepoint import app as savepoint_app
 from cutline.cli.savepoint import clone, stop
 from cutline.cli.simulate import simulate
 from cutline.cli.sinks import sinks
+from cutline.cli.status import status
 from cutline.cli.verify import verify
 from cutline.errors import CutlineError
 
@@ -46,7 +47,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error that we raise on purpose is shown without a traceback."""
+    """Run the command line; a CutlineError is shown without a traceback."""
     try:
         app()
     except CutlineError as error:

@@ -1,4 +1,4 @@
-"""Where things of a flow lie, as commands ask for them."""
+"""The paths and stores of a flow that commands use."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import contextlib
 from functools import partial
 from pathlib import Path
 
+from cutline.config.loading import load_options
 from cutline.config.options import Options
-from cutline.coordinator.manifests import of_present_history
 from cutline.errors import ConfigError, CutlineError
+from cutline.model.checkpoint import Manifest
 from cutline.model.layout import Layout
-from cutline.ports import Manifest
-from cutline.runtime.launch import load_options
+from cutline.protocol.history.known_checkpoints import of_present_history
 from cutline.runtime.lock import running_pid
 from cutline.runtime.stores import store_at
 from cutline.savepoints.store import Savepoints
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 
 
 def flow_layout(flow: str, storage: str | None) -> Layout:
-    """Of a flow that has run here."""
+    """The layout of a flow that has run here."""
     options = load_options({"storage": storage})
     layout = Layout(Path(options.storage).resolve(), flow)
     if not layout.identity.exists():
@@ -39,10 +39,10 @@ def is_running(layout: Layout) -> bool:
     return running_pid(layout.lock) is not None
 
 
-def kept_checkpoints(store: LocalSnapshotStore) -> list[Manifest]:
-    """The checkpoints that can be read and that the flow goes on from, ascending."""
+def kept_checkpoints(store: LocalStore) -> list[Manifest]:
+    """The readable checkpoints of the flow's present history, ascending."""
     found = []
-    for epoch in store.epochs():
+    for epoch in store.checkpoints.epochs():
         with contextlib.suppress(CutlineError):
-            found.append(store.load_manifest(epoch))
-    return of_present_history(found, store.generations())
+            found.append(store.checkpoints.load_manifest(epoch))
+    return of_present_history(found, store.generations.load_all())

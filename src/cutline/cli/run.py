@@ -1,8 +1,7 @@
-"""``cutline run`` and ``cutline status``."""
+"""``cutline run``."""
 
 from __future__ import annotations
 
-import json
 import logging
 import runpy
 import signal
@@ -18,11 +17,13 @@ from rich.live import Live
 
 from cutline.base.logs import configure_logging
 from cutline.cli.live import flow_view
+from cutline.cli.options import Settings, parse_renames
+from cutline.cli.status import as_json_line
+from cutline.config.options import doc_of
 from cutline.errors import ConfigError, FlowDefinitionError
 from cutline.flow import Flow
-from cutline.model.layout import Layout
-from cutline.model.restore_request import parse_renames
-from cutline.runtime.launch import load_options, start_flow
+from cutline.runtime.handle import RunningFlow
+from cutline.runtime.launch import start_flow
 
 
 def load_flow(path: Path, name: str | None) -> Flow:
@@ -45,22 +46,24 @@ def load_flow(path: Path, name: str | None) -> Flow:
 def run(
     file: Annotated[Path, typer.Argument(help="Python file that defines a flow.")],
     flow: Annotated[str | None, typer.Option(help="Which flow, if the file defines several.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Configuration file; default: cutline.toml, if there.")] = None,
-    storage: Annotated[str | None, typer.Option(help="Folder for everything Cutline stores.")] = None,
-    checkpoint_interval: Annotated[str | None, typer.Option(help='For example "10s"; 0 switches it off.')] = None,
-    mode: Annotated[str | None, typer.Option(help="auto, aligned or unaligned.")] = None,
-    option: Annotated[list[str] | None, typer.Option("--set", help="Any other option, as name=value.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; default: cutline.toml, if it exists.")
+    ] = None,
+    storage: Annotated[str | None, typer.Option(help=doc_of("storage"))] = None,
+    checkpoint_interval: Annotated[str | None, typer.Option(help=doc_of("checkpoint_interval"))] = None,
+    mode: Annotated[str | None, typer.Option(help=doc_of("mode"))] = None,
+    option: Settings = None,
     restore_to: Annotated[
         str | None,
-        typer.Option(help="Take the whole flow back to this checkpoint or savepoint first; the rest is given up."),
+        typer.Option(help="Restore the whole flow to this checkpoint or savepoint first; later work is discarded."),
     ] = None,
     rename: Annotated[
-        list[str] | None, typer.Option(help="With --restore-to, old=new: an operator that has another name since.")
+        list[str] | None, typer.Option(help="With --restore-to, old=new: an operator that was renamed since.")
     ] = None,
     allow_dropped: Annotated[
-        bool, typer.Option(help="With --restore-to: leave operators behind that the flow no longer has.")
+        bool, typer.Option(help="With --restore-to: leave behind operators that the flow no longer has.")
     ] = False,
-    until_done: Annotated[bool, typer.Option(help="Process what is there now, publish it, and stop.")] = False,
+    until_done: Annotated[bool, typer.Option(help="Process the present input, publish it, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Log as JSON lines; end with the status as JSON.")] = False,
 ) -> None:
     """Run a flow until it is interrupted. Ctrl-C and SIGTERM stop it at a batch boundary; the next run resumes."""
@@ -83,13 +86,18 @@ def run(
         rename=parse_renames(rename or []),
         allow_dropped=allow_dropped,
     )
+    _follow(running, console if show_view else None, until_done=until_done, as_json=as_json)
+
+
+def _follow(running: RunningFlow, console: Console | None, *, until_done: bool, as_json: bool) -> None:
+    """Wait until the flow is done, ends or is interrupted; ``console``: for its live view; None: no live view."""
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
     try:
         if until_done:
             running.process_all_available()
-        elif show_view:
+        elif console is not None:
             with Live(console=console, refresh_per_second=4) as live:
                 while not interrupted.wait(0.25) and not running.await_termination(0):
                     live.update(flow_view(running.status(), "Ctrl-C stops"))
@@ -100,23 +108,4 @@ def run(
         status = running.status()
         running.stop()
     if as_json:
-        typer.echo(json.dumps({**status, "state": "stopped"}))
-
-
-def status(
-    flow: Annotated[str, typer.Argument(help="Name of the flow.")],
-    storage: Annotated[str | None, typer.Option(help="Folder for everything Cutline stores.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Show where a flow stands: operators, channels, sinks, checkpoints. Reads files only; disturbs nothing."""
-    options = load_options({"storage": storage})
-    path = Layout(Path(options.storage), flow).status
-    if not path.exists():
-        raise ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name")
-    loaded: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    if loaded["state"] not in ("stopped", "failed") and not Path(f"/proc/{loaded['pid']}").exists():
-        loaded["state"] = "not running (its process is gone; start it again to resume)"
-    if as_json:
-        typer.echo(json.dumps(loaded))
-    else:
-        Console().print(flow_view(loaded))
+        typer.echo(as_json_line(msgspec.structs.replace(status, state="stopped")))

@@ -13,16 +13,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import cutline.model.ids
-from cutline.cli.options import FlowName, Json, Storage
+from cutline.cli.options import FlowName, Json, Storage, parse_renames
 from cutline.cli.places import flow_layout, is_running, kept_checkpoints, savepoints_in, savepoints_of
+from cutline.config.loading import load_options
 from cutline.errors import ConfigError, RecoveryError
+from cutline.model import ids
 from cutline.model.layout import Layout
-from cutline.model.restore_request import parse_renames
-from cutline.runtime.launch import load_options
 from cutline.runtime.lock import FlowLock
 from cutline.savepoints.store import Savepoint, Savepoints
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.storage.local import LocalStore
 from cutline.transport.request_files import ask
 
 app = typer.Typer(no_args_is_help=True, help="Named checkpoints: take, list, move and delete them.")
@@ -32,7 +31,7 @@ Name = Annotated[str, typer.Argument(help="Name of the savepoint.")]
 
 
 def _ask(layout: Layout, kind: str, arguments: dict[str, Any], what: str) -> dict[str, Any]:
-    """Ask the running flow, and show that one waits."""
+    """Send a request to the running flow, and show a spinner while waiting."""
     with Console(stderr=True).status(what):
         answer: dict[str, Any] = ask(
             layout.requests, kind, arguments, seconds=_ANSWER_SECONDS, wait=lambda: _check_running(layout)
@@ -62,7 +61,7 @@ def _row(savepoint: Savepoint) -> dict[str, str]:
         "flow": savepoint.flow,
         "epoch": str(savepoint.epoch),
         "taken": f"{taken:%Y-%m-%d %H:%M:%S} UTC",
-        "in flight": "nothing" if savepoint.is_drained else "kept with it",
+        "in flight": "nothing" if savepoint.is_drained else "included",
         "files": str(savepoint.files),
         "MB": f"{savepoint.size_bytes / 1e6:.2f}",
         "note": savepoint.note,
@@ -74,25 +73,23 @@ def create(
     name: Name,
     flow: FlowName,
     storage: Storage = None,
-    drain: Annotated[bool, typer.Option(help="Let the sources rest until nothing is under way.")] = True,
+    drain: Annotated[bool, typer.Option(help="Pause the sources until nothing is under way.")] = True,
     note: Annotated[str, typer.Option(help="What it is for.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Take a savepoint. A running flow takes a new checkpoint for it; of a stopped one the newest is kept."""
+    """Take a savepoint. A running flow takes a new checkpoint for it; a stopped flow keeps its newest one."""
     layout = flow_layout(flow, storage)
     if is_running(layout):
         taken = _ask(layout, "savepoint", {"name": name, "drain": drain, "note": note}, f"taking savepoint {name}")
         _show(msgspec.convert(taken, Savepoint), as_json)
         return
     lock = FlowLock(layout.lock, flow)
-    lock.acquire(is_noted=False)  # nobody lets go meanwhile of what is being copied
+    lock.acquire(is_noted=False)  # nothing is collected while it is being copied
     try:
-        store = LocalSnapshotStore.reading(layout)
+        store = LocalStore.reading(layout)
         kept = kept_checkpoints(store)
         if not kept:
-            raise RecoveryError(
-                "the flow has no checkpoint", next_step="start it, and take the savepoint then", flow=flow
-            )
+            raise RecoveryError("the flow has no checkpoint", next_step="start it, then take the savepoint", flow=flow)
         manifest = kept[-1]
         savepoint = savepoints_of(flow, storage).create(name, manifest, is_drained=False, note=note)
     finally:
@@ -121,7 +118,7 @@ def show(name: Name, flow: FlowName, storage: Storage = None, as_json: Json = Fa
 
 @app.command()
 def delete(name: Name, flow: FlowName, storage: Storage = None) -> None:
-    """Delete a savepoint and all it holds. What flows were started from it is not touched."""
+    """Delete a savepoint and its content. Flows that were started from it are not affected."""
     savepoints_of(flow, storage).delete(name)
     typer.echo(f"savepoint {name} is deleted")
 
@@ -141,36 +138,38 @@ def export(
 
 @app.command("import")
 def import_(
-    place: Annotated[str, typer.Argument(help="Where it was exported to.")],
+    place: Annotated[str, typer.Argument(help="The place it was exported to.")],
     name: Name,
     flow: FlowName,
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Take in a savepoint that was exported, on this machine or another. The flow need not exist here yet."""
+    """Import a savepoint that was exported, on this machine or another. The flow need not exist here yet."""
     options = load_options({"storage": storage})
     layout = Layout(Path(options.storage).resolve(), flow)
     with Console(stderr=True).status(f"copying {place}"):
-        savepoint = savepoints_in(layout, options).bring(place, name)
+        savepoint = savepoints_in(layout, options).import_from(place, name)
     _show(savepoint, as_json)
 
 
 def clone(
     name: Name,
-    new_flow: Annotated[str, typer.Argument(help="Name of the flow that begins there.")],
+    new_flow: Annotated[str, typer.Argument(help="Name of the new flow.")],
     flow: FlowName,
     storage: Storage = None,
     into: Annotated[str | None, typer.Option(help="Storage folder of the new flow; default: the same.")] = None,
-    rename: Annotated[list[str] | None, typer.Option(help="old=new: an operator that has another name there.")] = None,
+    rename: Annotated[
+        list[str] | None, typer.Option(help="old=new: an operator with another name in the new flow.")
+    ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="An operator that the new flow does not have.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a second flow that begins where a savepoint lies, shares nothing with the first, and has empty sinks."""
+    """Create a second flow that begins at a savepoint, shares nothing with the first, and has empty sinks."""
     options = load_options({"storage": into or storage})
     target = Layout(Path(options.storage).resolve(), new_flow)
     with Console(stderr=True).status(f"cloning {name}"):
         manifest, renaming = _savepoints_anywhere(flow, storage).clone(
-            name, target, cutline.model.ids.FlowName(new_flow), rename=parse_renames(rename or []), drop=drop or []
+            name, target, ids.FlowName(new_flow), rename=parse_renames(rename or []), drop=drop or []
         )
     matched = {str(old): str(new) for old, new in renaming.new_names.items()}
     if as_json:
@@ -185,7 +184,7 @@ def clone(
 
 
 def _savepoints_anywhere(flow: str, storage: str | None) -> Savepoints:
-    """Also of a flow that never ran here: an imported savepoint is enough."""
+    """The savepoints of a flow, even if it never ran here: an imported savepoint is enough."""
     options = load_options({"storage": storage})
     return savepoints_in(Layout(Path(options.storage).resolve(), flow), options)
 

@@ -15,15 +15,15 @@ from cutline.testing.simulator import simulate as simulate_seed
 
 
 def simulate(
-    seeds: Annotated[int, typer.Option(help="How many seeds to live through.", min=1)] = 100,
+    seeds: Annotated[int, typer.Option(help="Number of seeds to run.", min=1)] = 100,
     first: Annotated[int, typer.Option(help="The first of them.", min=0)] = 0,
-    seed: Annotated[int | None, typer.Option(help="Replay one seed and tell its story.", min=0)] = None,
+    seed: Annotated[int | None, typer.Option(help="Replay one seed and print its trace.", min=0)] = None,
     workers: Annotated[int, typer.Option(help="Processes; 0: one per core.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
-    """Run the protocol through simulated bad days and check that nothing is lost, doubled or stuck.
+    """Run the protocol under simulated faults and check that nothing is lost, duplicated or stuck.
 
-    The same seed gives the same story, byte for byte. A seed that fails prints its story; replay it with --seed.
+    The same seed gives the same trace, byte for byte. A seed that fails prints its trace; replay it with --seed.
     """
     if seed is not None:
         outcome = simulate_seed(seed, with_story=True)
@@ -58,7 +58,7 @@ def _show_story(outcome: Outcome, *, as_json: bool) -> None:
         typer.echo(json.dumps({"seed": outcome.seed, "violation": outcome.violation, "story": outcome.story}))
         return
     typer.echo(outcome.story)
-    typer.echo(f"seed {outcome.seed}: {outcome.violation or 'nothing lost, nothing doubled, nothing stuck'}")
+    typer.echo(f"seed {outcome.seed}: {outcome.violation or 'nothing lost, nothing duplicated, nothing stuck'}")
 
 
 def _show(console: Console, report: Report) -> None:

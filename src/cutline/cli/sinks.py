@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +15,10 @@ from cutline.cli.places import flow_layout, is_running, kept_checkpoints
 from cutline.errors import ConfigError
 from cutline.model.ids import SinkId
 from cutline.model.layout import Layout
+from cutline.model.status import SinkDetails
 from cutline.runtime.lock import FlowLock
-from cutline.runtime.status import SinkView, sink_views
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.runtime.status import sink_details
+from cutline.storage.local import LocalStore
 from cutline.storage.metadata.inspector import inspect_coordinator
 from cutline.storage.metadata.sqlite import forget_seen
 
@@ -27,7 +28,7 @@ def sinks(
     storage: Storage = None,
     accept: Annotated[
         str | None,
-        typer.Option(help="Go on with this sink although it no longer has all that was published to it."),
+        typer.Option(help="Continue with this sink although some of its published rows are missing."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -35,28 +36,29 @@ def sinks(
     layout = flow_layout(flow, storage)
     if accept is not None:
         _accept(layout, flow, SinkId(accept))
-    views = _views(layout)
+    found = _details(layout)
     if as_json:
-        typer.echo(json.dumps({"flow": flow, "sinks": [asdict(view) for view in views]}))
+        typer.echo(json.dumps({"flow": flow, "sinks": msgspec.to_builtins(found)}))
     else:
-        _print(Console(), views)
+        _print(Console(), found)
 
 
-def _views(layout: Layout) -> list[SinkView]:
+def _details(layout: Layout) -> list[SinkDetails]:
     known = inspect_coordinator(layout.metadata)
     if known.problem:
         raise ConfigError(known.problem, flow=layout.root.name)
-    snapshots = LocalSnapshotStore.reading(layout)
-    return sink_views(layout, snapshots, known, kept_checkpoints(snapshots))
+    store = LocalStore.reading(layout)
+    manifests = kept_checkpoints(store)
+    return sink_details(layout, store.checkpoints, store.generations.load_all(), known, manifests)
 
 
 def _accept(layout: Layout, flow: str, sink: SinkId) -> None:
     if is_running(layout):
-        raise ConfigError("the flow is running, so its sinks are accepted", flow=flow)
-    known = [view.sink for view in _views(layout)]
+        raise ConfigError("the flow is running, so its sinks need no acceptance", flow=flow)
+    known = [one.sink for one in _details(layout)]
     if sink not in known:
         raise ConfigError(
-            f"the flow has no sink {sink!r}", next_step=f"it has: {', '.join(known) or 'none'}", flow=flow
+            f"the flow has no sink {sink!r}", next_step=f"its sinks are: {', '.join(known) or 'none'}", flow=flow
         )
     lock = FlowLock(layout.lock, flow)
     lock.acquire(is_noted=False)
@@ -66,17 +68,17 @@ def _accept(layout: Layout, flow: str, sink: SinkId) -> None:
         lock.release()
 
 
-def _print(console: Console, views: list[SinkView]) -> None:
+def _print(console: Console, sinks: list[SinkDetails]) -> None:
     table = Table("sink", "operator", "published", "with rows", "waiting", "since", "staged batches", "staged rows")
-    for view in views:
+    for one in sinks:
         table.add_row(
-            view.sink,
-            view.operator,
-            str(view.published or "–"),
-            str(view.with_rows or "–"),
-            ", ".join(map(str, view.waiting)) or "–",
-            f"{view.waiting_ms / 1000:,.1f} s" if view.waiting else "–",
-            f"{view.staged_batches:,}",
-            f"{view.staged_rows:,}",
+            one.sink,
+            one.operator,
+            str(one.published or "–"),
+            str(one.with_rows or "–"),
+            ", ".join(map(str, one.waiting)) or "–",
+            f"{one.waiting_ms / 1000:,.1f} s" if one.waiting else "–",
+            f"{one.staged_batches:,}",
+            f"{one.staged_rows:,}",
         )
     console.print(table)

@@ -15,23 +15,25 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cutline.cli.options import FlowName, Json, Storage
+from cutline.config.loading import load_options
 from cutline.config.options import Options
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import ConfigError, CutlineError
-from cutline.maintenance.verify import EpochReport, Finding, Verifier
+from cutline.maintenance.findings import EpochReport, Finding
+from cutline.maintenance.verify import Verifier
 from cutline.maintenance.verify_copies import verify_copies
 from cutline.model.ids import Epoch
 from cutline.model.layout import Layout
 from cutline.ports.inspection import CoordinatorRecords
-from cutline.runtime.launch import load_options
 from cutline.runtime.stores import store_at
 from cutline.savepoints.store import Savepoints
 from cutline.storage.inspector import LocalInspector
 from cutline.storage.metadata.inspector import inspect_coordinator
-from cutline.tiers.upload import Replica
+from cutline.tiers.remote_tier import RemoteTier
 
 _DAMAGE, _COULD_NOT_LOOK = 1, 2
 _COLOURS = {"good": "green", "damaged": "bold red", "left": "yellow"}
-_LEFT = "left: of a history that the flow went back behind; nothing is restored from it"
+_LEFT = "left: belongs to a history that a restore abandoned; nothing is restored from it"
 
 
 def verify(
@@ -41,13 +43,17 @@ def verify(
         typer.Argument(metavar="[EPOCH|NAME]", help="Which checkpoint or savepoint; default: the newest checkpoint."),
     ] = None,
     storage: Storage = None,
-    config: Annotated[Path | None, typer.Option(help="Configuration file; default: cutline.toml, if there.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; default: cutline.toml, if it exists.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every complete checkpoint.")] = False,
-    remote: Annotated[bool, typer.Option("--remote", help="Those in the remote tier; every byte is fetched.")] = False,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="Checkpoints in the remote tier; downloads every byte.")
+    ] = False,
     deep: Annotated[bool, typer.Option(help="Read every byte, not only sizes.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that checkpoints are whole. Reads only, also while the flow runs. Exit code 1: damage, 2: cannot look."""
+    """Check that checkpoints are whole. Reads only, also while the flow runs. Exit code 1: damage, 2: cannot check."""
     try:
         if which is not None and every:
             raise ConfigError("EPOCH and --all exclude one another", next_step="give one of them")
@@ -82,27 +88,29 @@ def _look(
     deep: bool,
     on_read: Callable[[int], None],
 ) -> tuple[list[Finding], list[EpochReport]]:
-    """What is wrong with the flow as a whole, and with each checkpoint that was asked for."""
+    """Problems of the flow as a whole, and of each requested checkpoint."""
 
     def look(folder: Layout, epoch: Epoch) -> EpochReport:
-        no_records = CoordinatorRecords()  # the coordinator's own are not copied
-        return Verifier(folder, LocalInspector(folder), lambda: no_records, deep=True, on_read=on_read).one(epoch)
+        no_records = CoordinatorRecords()  # the coordinator's records are not copied
+        return Verifier(
+            folder, LocalInspector(folder, ReplayGuard()), lambda: no_records, deep=True, on_read=on_read
+        ).one(epoch)
 
     flow, epoch = layout.root.name, Epoch(int(which)) if which is not None and which.isdigit() else None
     if remote:
         if not options.remote:
             raise ConfigError("there is no remote tier", next_step="set remote in cutline.toml or CUTLINE_REMOTE")
         store = store_at(f"{options.remote.rstrip('/')}/{flow}", options.remote_options)
-        replica = Replica(store, layout)
-        wanted = None if every else [epoch] if epoch is not None else replica.epochs()[-1:]
-        return [], verify_copies(lambda folder: Replica(store, folder), flow, look, wanted)
+        known = RemoteTier.open(store, layout).checkpoints.epochs()
+        wanted = None if every else [epoch] if epoch is not None else known[-1:]
+        return [], verify_copies(lambda folder: RemoteTier.open(store, folder), flow, look, wanted)
     if which is not None and epoch is None:
         savepoints = Savepoints(layout, store_at)
         card = savepoints.load(which)
-        return [], verify_copies(lambda folder: savepoints.replica(which, folder), flow, look, [card.epoch])
+        return [], verify_copies(lambda folder: savepoints.tier(which, folder), flow, look, [card.epoch])
     verifier = Verifier(
         layout,
-        LocalInspector(layout),
+        LocalInspector(layout, ReplayGuard()),
         lambda: inspect_coordinator(layout.metadata),
         deep=deep,
         on_read=on_read,
@@ -116,7 +124,7 @@ def _look(
 
 @contextmanager
 def _progress(console: Console, *, is_shown: bool) -> Iterator[Callable[[int], None]]:
-    """How many files and bytes have been read; nobody knows beforehand how many there are."""
+    """Show how many files and bytes have been read; the total is not known in advance."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not (is_shown and console.is_terminal)) as view:
         task = view.add_task("looking", total=None)
@@ -181,7 +189,7 @@ def _print(
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
-    """Not in the table: paths are long, and whoever copies one wants it in one piece."""
+    """Printed outside of the table: paths are long and must not be broken across lines."""
     where = "the flow" if finding.epoch is None else f"epoch {finding.epoch}"
     who = f", {finding.operator}" if finding.operator else ""
     console.print(f"[bold red]{where}{escape(who)}[/]: {escape(finding.path)}", highlight=False, soft_wrap=True)

@@ -1,1 +1,1 @@
-"""The options of a run."""
+"""The options: declared, loaded, checked against one another."""

@@ -1,61 +1,48 @@
-"""Options of a run. Flags win over the environment, the environment over ``cutline.toml``, that over the defaults."""
+"""Every option of a run, each declared once: its type, its notation, its range, and its meaning. Pure.
+
+Parsing, the names in the environment, the checks of ``cutline.toml``, the command line's help and the table in
+``docs/guide.md`` are all derived from the annotations of ``Options``.
+"""
 
 from __future__ import annotations
 
-import math
-import os
-import re
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from cutline.config.values import Choice, Count, Duration, Kind, Place, Size, TextTable
 from cutline.errors import ConfigError
 
-ENVIRONMENT_PREFIX = "CUTLINE_"
 Mode = Literal["auto", "aligned", "unaligned", "per-operator"]
 Tier = Literal["local", "remote"]
 StateBackend = Literal["rocksdb-changelog", "rocksdb", "heap"]
 MissingInput = Literal["fail", "continue"]
 
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_UNITS_BYTES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+
+@dataclass(frozen=True, slots=True)
+class Doc:
+    """What an option means, as printed in the guide and in the command line's help."""
+
+    text: str
 
 
-def parse_duration_ms(value: str | float, *, option: str = "duration") -> int:
-    """``"10s"``, ``"500ms"``, ``"2m"``, or a number of seconds."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        amount, factor = float(value), 1_000
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*", value) if isinstance(value, str) else None
-        if match is None:
-            raise ConfigError(f"{option}: {value!r} is not a duration", next_step='write for example "10s" or "500ms"')
-        amount, factor = float(match[1]), _UNITS_MS[match[2]]
-    if amount < 0:
-        raise ConfigError(f"{option}: {value!r} is negative", next_step="use zero or more")
-    return round(amount * factor)
-
-
-def parse_bytes(value: str | int, *, option: str = "size") -> int:
-    """``"64MB"``, ``"512kb"``, or a number of bytes."""
-    match = re.fullmatch(r"\s*(\d+)\s*(b|kb|mb|gb|)\s*", str(value).lower())
-    if match is None:
-        raise ConfigError(f"{option}: {value!r} is not a size", next_step='write for example "64MB"')
-    return int(match[1]) * _UNITS_BYTES[match[2]]
+@dataclass(frozen=True, slots=True)
+class PerOperator:
+    """A single operator may have its own value, from ``Flow.operator`` or from ``[operators.<name>]``."""
 
 
 class OperatorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be set for one operator; None: as for the flow."""
+    """The options of ``Options`` that are marked PerOperator, for one operator; None: as for the flow."""
 
     mode: Mode | None = None
     alignment_timeout_ms: int | None = None
-    #: Per-operator mode only: the time between this operator's checkpoints.
+    #: Per-operator mode only.
     checkpoint_interval_ms: int | None = None
-    #: An operator that has not acknowledged an epoch after this long fails it.
+    #: How long the operator may take to acknowledge an epoch before it fails it.
     checkpoint_timeout_ms: int | None = None
-    #: At least so long between two times that this operator's content is sent to the remote tier.
     replicate_interval_ms: int | None = None
 
     def sets_alignment(self) -> bool:
@@ -67,7 +54,7 @@ class OperatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         return _LIMITS_MS.get(self.mode or flow.mode, timeout_ms)
 
     def over(self, other: OperatorOptions) -> OperatorOptions:
-        """These, and for what they do not set, the other ones."""
+        """These options; where unset, the other ones."""
         mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return msgspec.structs.replace(other, **mine)
 
@@ -76,72 +63,218 @@ class OperatorOptions(msgspec.Struct, frozen=True, kw_only=True):
 _LIMITS_MS: dict[Mode, int | None] = {"aligned": None, "unaligned": 0, "per-operator": 0}
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that may be set for a run; the same names in ``cutline.toml``, as CUTLINE_… and as flags."""
+class _OperatorTables:
+    """The value of ``operators``: a table of options for each operator that has its own."""
 
-    #: Folder that holds everything Cutline stores; a flow gets a sub-folder of its name.
-    storage: str = "cutline-data"
-    #: Time between automatic checkpoints; 0 switches the timer off (checkpoints are then only taken when asked for).
-    checkpoint_interval_ms: int = 10_000
-    #: At least this long between the end of one checkpoint and the start of the next.
-    min_pause_ms: int = 0
-    #: A checkpoint also begins after so many batches or rows of the sources; 0 switches it off.
-    checkpoint_every_batches: int = 0
-    checkpoint_every_rows: int = 0
-    #: And whenever all watermarks have passed another multiple of this; 0 switches it off.
-    checkpoint_event_time_ms: int = 0
-    #: The timer's interval while a channel is full, if that is longer; 0: no other.
-    checkpoint_interval_backlog_ms: int = 0
-    #: An epoch that is not complete after this long is aborted.
-    checkpoint_timeout_ms: int = 60_000
-    #: So long may a single operator take to acknowledge; None: as long as the checkpoint.
-    operator_timeout_ms: int | None = None
-    #: So many aborted checkpoints in a row are borne; with one more the flow is unhealthy. None: any number.
-    tolerable_failures: int | None = None
-    #: Most epochs pending at once.
-    max_concurrent_checkpoints: int = 1
-    #: auto: aligned for alignment_timeout, then unaligned. aligned: no limit. unaligned: never waits.
-    #: per-operator: every operator is checkpointed by itself, at its own interval.
-    mode: Mode = "auto"
-    alignment_timeout_ms: int = 50
-    #: Complete checkpoints to keep.
-    retain_checkpoints: int = 3
-    #: Younger ones are kept beyond that number. None: age keeps nothing.
-    retain_age_ms: int | None = None
-    #: A channel holding this much unread data blocks its producer.
-    channel_capacity_entries: int = 64
-    channel_capacity_bytes: int = 512 << 20
-    #: Most bytes one batch reads from one channel (at least one entry is always read).
-    max_batch_bytes: int = 128 << 20
-    #: How a failed query is restarted: so many times in a row without progress, with doubling pauses.
-    restart_limit: int = 5
-    restart_backoff_ms: int = 500
-    #: A message between coordinator and operator that is not answered is sent again: so often, with doubling pauses.
-    message_retry_ms: int = 500
-    message_retry_limit: int = 8
-    state_backend: StateBackend = "rocksdb-changelog"
-    #: When a source cannot read again what a restore needs: refuse, or go on with the earliest that is there.
-    missing_input: MissingInput = "fail"
-    #: Where checkpoints are copied to: "s3://bucket/prefix", "gs://…", "az://…", a folder on another disk. "": nowhere.
-    remote: str = ""
-    #: What the object store's client needs beside the environment: endpoint, region … No secrets belong here.
-    remote_options: dict[str, str] = {}
-    #: Where the rows between operators lie, for executors on several machines: "s3://bucket/prefix" … "": in storage.
-    channel_store: str = ""
-    #: Where Spark's own directories lie, for executors on several machines: a URL that the user's Spark can open,
-    #: "hdfs://host/path" for example. "": in storage.
-    spark_dirs: str = ""
-    #: A checkpoint is complete when this tier has it.
-    durable: Tier = "local"
-    #: At least so long between two copies; 0: every checkpoint, or the newest one when they come faster.
-    replicate_interval_ms: int = 0
-    #: What no checkpoint needs is left in the remote tier for so long: somebody may be about to need it.
-    remote_grace_ms: int = 3_600_000
-    #: With at least so much to send or fetch at once, executors do it in Spark jobs of their own; 0: never.
-    #: None: 64 MB if they are on other machines than the driver, otherwise always the driver.
-    executor_transfer_bytes: int | None = None
-    #: By the operator's name; wins over what the flow's code says of it.
-    operators: dict[str, OperatorOptions] = {}
+    def parse(self, option: str, value: Any) -> dict[str, OperatorOptions]:
+        if not isinstance(value, Mapping):
+            raise ConfigError(
+                f"{option}: {value!r} is not a table", next_step="write [operators.<name>] in cutline.toml"
+            )
+        for name, settings in value.items():
+            if not isinstance(settings, Mapping):
+                raise ConfigError(
+                    f"{option}.{name}: {settings!r} is not a table", next_step=f"write [operators.{name}]"
+                )
+        return {name: operator_options(settings, where=f"{option}.{name}") for name, settings in value.items()}
+
+    def show(self, value: Any) -> str:
+        return ""
+
+    def allowed(self) -> str:
+        return "tables `[operators.<name>]`"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that may be set for a run; the same names in ``cutline.toml``, as CUTLINE_… and as flags.
+
+    A duration's field ends in ``_ms``; users write its name without that.
+    """
+
+    storage: Annotated[
+        str,
+        Place("cutline-data", is_needed=True),
+        Doc("Folder for everything Cutline stores; each flow has a sub-folder of its name."),
+    ] = "cutline-data"
+
+    # ------------------------------------------------------------------ when checkpoints are taken
+
+    checkpoint_interval_ms: Annotated[
+        int,
+        Duration(),
+        PerOperator(),
+        Doc(
+            "Time between automatic checkpoints, and so the time that rows wait to be published. 0: checkpoints are "
+            "taken only on request."
+        ),
+    ] = 10_000
+    checkpoint_every_batches: Annotated[
+        int, Count(), Doc("A checkpoint also begins after this many batches of the sources. 0: never.")
+    ] = 0
+    checkpoint_every_rows: Annotated[
+        int, Count(), Doc("A checkpoint also begins after this many rows of the sources. 0: never.")
+    ] = 0
+    checkpoint_event_time_ms: Annotated[
+        int,
+        Duration(),
+        Doc("A checkpoint also begins when all watermarks have passed another multiple of this. 0: never."),
+    ] = 0
+    checkpoint_interval_backlog_ms: Annotated[
+        int, Duration(), Doc("The interval while a channel is full, if it is longer than checkpoint_interval.")
+    ] = 0
+    min_pause_ms: Annotated[
+        int, Duration(), Doc("Least time between the end of one checkpoint and the start of the next automatic one.")
+    ] = 0
+    max_concurrent_checkpoints: Annotated[int, Count(1), Doc("Most checkpoints in progress at the same time.")] = 1
+
+    # ------------------------------------------------------------------ when a checkpoint fails
+
+    checkpoint_timeout_ms: Annotated[
+        int,
+        Duration(never_zero="no checkpoint could ever complete"),
+        PerOperator(),
+        Doc(
+            "A checkpoint that is not complete after this long is aborted. The flow continues, and the next checkpoint "
+            "covers its rows. For a single operator: how long it may take to acknowledge."
+        ),
+    ] = 60_000
+    operator_timeout_ms: Annotated[
+        int | None,
+        Duration(never_zero="no operator could ever acknowledge"),
+        Doc("A checkpoint is aborted if one operator takes longer than this to acknowledge it."),
+    ] = None
+    tolerable_failures: Annotated[
+        int | None,
+        Count(),
+        Doc(
+            "Consecutive aborted checkpoints tolerated before the flow counts as `unhealthy`, until one completes. "
+            "Unset: any number."
+        ),
+    ] = None
+    message_retry_ms: Annotated[
+        int,
+        Duration(never_zero="messages would be repeated without end"),
+        Doc("Pause before an unanswered message between coordinator and operator is sent again; doubles each time."),
+    ] = 500
+    message_retry_limit: Annotated[int, Count(), Doc("How often such a message is sent again.")] = 8
+
+    # ------------------------------------------------------------------ how operators cut
+
+    mode: Annotated[
+        Mode,
+        Choice(get_args(Mode)),
+        PerOperator(),
+        Doc(
+            "How an operator with several inputs cuts: `aligned` waits for all barriers, `unaligned` never waits, "
+            "`auto` waits for alignment_timeout. `per-operator`: each operator is checkpointed by itself."
+        ),
+    ] = "auto"
+    alignment_timeout_ms: Annotated[
+        int, Duration(), PerOperator(), Doc("How long mode `auto` waits for alignment.")
+    ] = 50
+
+    # ------------------------------------------------------------------ what is kept
+
+    retain_checkpoints: Annotated[int, Count(1), Doc("Complete checkpoints to keep.")] = 3
+    retain_age_ms: Annotated[
+        int | None, Duration(), Doc("Checkpoints younger than this are kept beyond that number. Unset: age keeps none.")
+    ] = None
+
+    # ------------------------------------------------------------------ channels and queries
+
+    channel_capacity_entries: Annotated[
+        int, Count(1), Doc("A channel with this many unread entries blocks its producer.")
+    ] = 64
+    channel_capacity_bytes: Annotated[
+        int, Size(1), Doc("A channel with this much unread data blocks its producer.")
+    ] = 512 << 20
+    max_batch_bytes: Annotated[
+        int, Size(1), Doc("Most bytes that one batch reads from one channel; at least one entry is always read.")
+    ] = 128 << 20
+    restart_limit: Annotated[
+        int,
+        Count(),
+        Doc(
+            "How often in a row a query is restarted that fails without finishing a batch. Then its region is "
+            "restored; if that does not help, the flow ends."
+        ),
+    ] = 5
+    restart_backoff_ms: Annotated[
+        int, Duration(), Doc("Pause before a failed query is restarted; doubles each time.")
+    ] = 500
+    state_backend: Annotated[
+        StateBackend,
+        Choice(get_args(StateBackend)),
+        Doc("Where Spark keeps state; choose before the first run. transformWithState needs RocksDB."),
+    ] = "rocksdb-changelog"
+    missing_input: Annotated[
+        MissingInput,
+        Choice(get_args(MissingInput)),
+        Doc(
+            "When a source cannot read again what a restore needs: `fail` refuses the restore, `continue` reads on "
+            "from the earliest input that is left and records what is lost; see [sources.md](sources.md)."
+        ),
+    ] = "fail"
+
+    # ------------------------------------------------------------------ the remote tier, several machines
+
+    remote: Annotated[
+        str,
+        Place("s3://bucket/prefix"),
+        Doc(
+            "A second place for checkpoints: a bucket (`s3://`, `gs://`, `az://`), or a folder on another disk; see "
+            "[storage.md](storage.md)."
+        ),
+    ] = ""
+    remote_options: Annotated[
+        dict[str, str],
+        TextTable("remote_options"),
+        Doc("What the object store's client needs beside the environment: endpoint, region … Never put secrets here."),
+    ] = {}
+    durable: Annotated[
+        Tier, Choice(get_args(Tier)), Doc("A checkpoint is complete when it is stored in this tier.")
+    ] = "local"
+    replicate_interval_ms: Annotated[
+        int,
+        Duration(),
+        PerOperator(),
+        Doc(
+            "Least time between two uploads to the remote tier; the newest checkpoint is uploaded. 0: every "
+            "checkpoint, or the newest one if they come faster. See [storage.md](storage.md)."
+        ),
+    ] = 0
+    remote_grace_ms: Annotated[
+        int, Duration(), Doc("Files that no checkpoint needs are collected from the remote tier after this long.")
+    ] = 3_600_000
+    executor_transfer_bytes: Annotated[
+        int | None,
+        Size(),
+        Doc(
+            "From this much on, uploads and downloads run on the executors, in Spark jobs of their own. 0: never. "
+            "Unset: 64MB if executors run on other machines than the driver, otherwise never."
+        ),
+    ] = None
+    channel_store: Annotated[
+        str,
+        Place("s3://bucket/prefix"),
+        Doc(
+            "Where the rows between operators are stored, for executors on several machines. Unset: in `storage`. See "
+            "[storage.md](storage.md#several-machines)."
+        ),
+    ] = ""
+    spark_dirs: Annotated[
+        str,
+        Place("hdfs://host/path"),
+        Doc(
+            "Where Spark's own directories are, for executors on several machines: a URL that your Spark can open. "
+            "Unset: in `storage`."
+        ),
+    ] = ""
+    operators: Annotated[
+        dict[str, OperatorOptions],
+        _OperatorTables(),
+        Doc("Options of single operators, by name; they win over what the code says."),
+    ] = {}
 
     def alignment_limit_ms(self) -> int | None:
         """How long an operator may wait for alignment: None means without limit."""
@@ -151,106 +284,67 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def is_per_operator(self) -> bool:
         return self.mode == "per-operator"
 
+    def of_operator(self, name: str, declared: OperatorOptions) -> OperatorOptions:
+        """An operator's own options: configuration wins over ``declared``, those in code."""
+        return self.operators.get(name, OperatorOptions()).over(declared)
 
-_DURATIONS = {
-    "checkpoint_interval": "checkpoint_interval_ms",
-    "min_pause": "min_pause_ms",
-    "checkpoint_timeout": "checkpoint_timeout_ms",
-    "alignment_timeout": "alignment_timeout_ms",
-    "restart_backoff": "restart_backoff_ms",
-    "checkpoint_event_time": "checkpoint_event_time_ms",
-    "checkpoint_interval_backlog": "checkpoint_interval_backlog_ms",
-    "operator_timeout": "operator_timeout_ms",
-    "retain_age": "retain_age_ms",
-    "message_retry": "message_retry_ms",
-    "replicate_interval": "replicate_interval_ms",
-    "remote_grace": "remote_grace_ms",
-}
-#: Zero would mean "at once, and never anything else".
-_ABOVE_ZERO = {
-    "checkpoint_timeout": "no checkpoint could ever complete",
-    "operator_timeout": "no operator could ever acknowledge",
-    "message_retry": "messages would be repeated without end",
-}
-#: A channel without any room would block its producer for good.
-_SIZES = {"channel_capacity_bytes": 1, "max_batch_bytes": 1, "executor_transfer_bytes": 0}
-_COUNTS = {
-    "max_concurrent_checkpoints": 1,
-    "retain_checkpoints": 1,
-    "channel_capacity_entries": 1,
-    "restart_limit": 0,
-    "checkpoint_every_batches": 0,
-    "checkpoint_every_rows": 0,
-    "tolerable_failures": 0,
-    "message_retry_limit": 0,
-}
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "mode": get_args(Mode),
-    "state_backend": get_args(StateBackend),
-    "durable": get_args(Tier),
-    "missing_input": get_args(MissingInput),
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """One option as its annotation declares it."""
+
+    #: As users write it.
+    name: str
+    #: The field of Options.
+    field: str
+    kind: Kind
+    default: Any
+    is_per_operator: bool
+    doc: str
+
+    @property
+    def environment_name(self) -> str:
+        return f"{ENVIRONMENT_PREFIX}{self.name.upper()}"
+
+    def shown_default(self) -> str:
+        """As a user would write it; empty: not set."""
+        return "" if self.default is None else self.kind.show(self.default)
+
+
+ENVIRONMENT_PREFIX = "CUTLINE_"
+
+
+@cache
+def declarations() -> dict[str, Declaration]:
+    """All options by the names that users write."""
+    hints = get_type_hints(Options, include_extras=True)
+    found = [_declaration(field, hints[field.name]) for field in msgspec.structs.fields(Options)]
+    return {one.name: one for one in found}
+
+
+def _declaration(field: msgspec.structs.FieldInfo, hint: Any) -> Declaration:
+    marks = hint.__metadata__
+    (doc,) = (mark.text for mark in marks if isinstance(mark, Doc))
+    (kind,) = (mark for mark in marks if hasattr(mark, "parse"))
+    return Declaration(
+        name=field.name.removesuffix("_ms") if isinstance(kind, Duration) else field.name,
+        field=field.name,
+        kind=kind,
+        default=field.default if field.default is not msgspec.NODEFAULT else field.default_factory(),
+        is_per_operator=any(isinstance(mark, PerOperator) for mark in marks),
+        doc=doc,
+    )
+
 
 #: The names a user writes, in every place where options can be set.
-OPTION_NAMES: tuple[str, ...] = (
-    *("storage", "remote", "channel_store", "spark_dirs"),
-    *_DURATIONS,
-    *_SIZES,
-    *_COUNTS,
-    *_CHOICES,
-    *("remote_options", "operators"),
-)
-#: Those of them that an operator may have for itself.
-OPERATOR_OPTION_NAMES: tuple[str, ...] = (
-    "mode",
-    "alignment_timeout",
-    "checkpoint_timeout",
-    "checkpoint_interval",
-    "replicate_interval",
-)
+OPTION_NAMES: tuple[str, ...] = tuple(declarations())
+#: The options that an operator may have for itself.
+OPERATOR_OPTION_NAMES: tuple[str, ...] = tuple(one.name for one in declarations().values() if one.is_per_operator)
 
 
-def _field(name: str, value: Any) -> tuple[str, Any]:
-    if name in _DURATIONS:
-        duration_ms = parse_duration_ms(value, option=name)
-        if name in _ABOVE_ZERO and not duration_ms:
-            raise ConfigError(f"{name}: {_ABOVE_ZERO[name]}", next_step="use more than zero")
-        return _DURATIONS[name], duration_ms
-    if name in _SIZES:
-        return name, _at_least(_SIZES[name], name, parse_bytes(value, option=name))
-    if name in _COUNTS:
-        try:
-            count = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
-        except ValueError:
-            count = None
-        if count is None:
-            raise ConfigError(f"{name}: {value!r} is not a whole number")
-        return name, _at_least(_COUNTS[name], name, count)
-    if name in _CHOICES:
-        if value not in _CHOICES[name]:
-            raise ConfigError(f"{name}: {value!r} is not known", next_step=f"use one of {', '.join(_CHOICES[name])}")
-        return name, value
-    if name == "storage":
-        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-            raise ConfigError(f"{name}: {value!r} is not a folder")
-        return name, os.fspath(value)
-    if name in ("remote", "channel_store", "spark_dirs"):
-        if not isinstance(value, str | os.PathLike):
-            raise ConfigError(f"{name}: {value!r} is not a place", next_step='write for example "s3://bucket/prefix"')
-        return name, os.fspath(value)
-    if name == "remote_options":
-        if not isinstance(value, Mapping) or not all(isinstance(one, str) for pair in value.items() for one in pair):
-            raise ConfigError(f"{name}: not a table of texts", next_step="write [remote_options] in cutline.toml")
-        return name, dict(value)
-    if name == "operators":
-        return name, _operators(value)
-    raise ConfigError(f"unknown option {name!r}", next_step=f"options are: {', '.join(OPTION_NAMES)}")
-
-
-def _at_least(least: int, name: str, value: int) -> int:
-    if value < least:
-        raise ConfigError(f"{name}: {value} is too small", next_step=f"use {least} or more")
-    return value
+def doc_of(name: str) -> str:
+    """What the option means, without Markdown, for the command line's help."""
+    return declarations()[name].doc.replace("`", "")
 
 
 def operator_options(settings: Mapping[str, Any], *, where: str) -> OperatorOptions:
@@ -263,25 +357,16 @@ def operator_options(settings: Mapping[str, Any], *, where: str) -> OperatorOpti
                 next_step=f"an operator's own options are: {', '.join(OPERATOR_OPTION_NAMES)}",
             )
         if value is not None:
+            option = declarations()[name]
             try:
-                field, parsed = _field(name, value)
+                fields[option.field] = option.kind.parse(name, value)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error.what}", next_step=error.next_step) from error
-            fields[field] = parsed
     if fields.get("mode") == "per-operator":
         raise ConfigError(
             f"{where}: an operator cannot be in per-operator mode by itself", next_step="set mode for the whole flow"
         )
     return OperatorOptions(**fields)
-
-
-def _operators(value: Any) -> dict[str, OperatorOptions]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"operators: {value!r} is not a table", next_step="write [operators.<name>] in cutline.toml")
-    for name, settings in value.items():
-        if not isinstance(settings, Mapping):
-            raise ConfigError(f"operators.{name}: {settings!r} is not a table", next_step=f"write [operators.{name}]")
-    return {name: operator_options(settings, where=f"operators.{name}") for name, settings in value.items()}
 
 
 def build_options(*layers: Mapping[str, Any]) -> Options:
@@ -296,18 +381,8 @@ def build_options(*layers: Mapping[str, Any]) -> Options:
     return Options(**merged)
 
 
-def environment_layer(environment: Mapping[str, str]) -> dict[str, str]:
-    """The options set as CUTLINE_… variables."""
-    names = {f"{ENVIRONMENT_PREFIX}{name.upper()}": name for name in OPTION_NAMES}
-    return {names[key]: value for key, value in environment.items() if key in names}
-
-
-def file_layer(path: Path) -> dict[str, Any]:
-    """The options in a ``cutline.toml``: in its top level, and those of single operators in ``[operators.<name>]``."""
-    try:
-        loaded = tomllib.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path.name} is not there", path=path) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name} is not valid TOML: {error}", path=path) from error
-    return loaded
+def _field(name: str, value: Any) -> tuple[str, Any]:
+    option = declarations().get(name)
+    if option is None:
+        raise ConfigError(f"unknown option {name!r}", next_step=f"options are: {', '.join(OPTION_NAMES)}")
+    return option.field, option.kind.parse(name, value)

@@ -18,13 +18,14 @@ from cutline.errors import SinkError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cutline.ports import Piece, StageAttempt
+    from cutline.model.staging import Piece
+    from cutline.ports.sinks import StageAttempt
 
 MEBIBYTE = 1 << 20
 
-#: Rows of a file are held back until they make a row group of this size: small groups read slowly.
+#: Rows of a file are buffered until they fill a row group of this size: small groups read slowly.
 ROW_GROUP_BYTES = 32 * MEBIBYTE
-#: Rows held back by one task, over all its files.
+#: Rows that one task buffers, over all its files.
 BUFFER_BYTES = 96 * MEBIBYTE
 #: Files one task keeps open; with more partition values than this, a value may get several files.
 MOST_OPEN_FILES = 64
@@ -47,15 +48,15 @@ class ParquetStager:
     """Opens a writer per task. Picklable; holds only what the writer needs."""
 
     root: str
-    #: Below ``root``; ``{generation}`` and ``{batch}`` are filled in. Readers of the sink must not look in there.
+    #: Below ``root``; ``{generation}`` and ``{batch}`` are filled in. Readers of the sink must not read it.
     folder: str
     sink: str
     #: Serialized Arrow schema of the files, partition columns included.
     schema_ipc: bytes
     partition_by: tuple[str, ...] = ()
-    #: Columns that tell rows apart, so that a null in one is refused.
+    #: Columns that identify a row, so that a null in one is refused.
     key: tuple[str, ...] = ()
-    #: Columns whose values are Python's when they are published, so that a year it cannot name is refused before.
+    #: Columns whose values become Python objects when they are published: years that Python lacks are refused.
     in_calendar: tuple[str, ...] = ()
     #: Whether pieces carry Delta's statistics.
     has_stats: bool = False
@@ -69,7 +70,7 @@ class ParquetStager:
 
 @dataclass(slots=True)
 class _Part:
-    """The rows of one partition value (or of all, without partitions): those held back, and the file of the rest."""
+    """The rows of one partition value (or of all, without partitions): the buffered ones, and the file of the rest."""
 
     key: Key
     held: list[Any] = field(default_factory=list)
@@ -120,7 +121,7 @@ class ParquetWriter:
             self._hold(key, part)
 
     def close(self) -> list[Piece]:
-        """Write what is held back, make all files and their folders durable, and describe the files."""
+        """Write the buffered rows, make all files and their folders durable, and describe the files."""
         for part in list(self._parts.values()):
             self._flush(part)
             self._finish(part)
@@ -140,7 +141,7 @@ class ParquetWriter:
         except (KeyError, ValueError, pa.ArrowException) as error:
             raise SinkError(
                 f"rows do not have the schema that the sink was opened with: {error}",
-                next_step="stop the flow and start it again, so that the sink sees the new schema",
+                next_step="restart the flow, so that the sink sees the new schema",
                 path=self._root,
             ) from error
 
@@ -150,17 +151,17 @@ class ParquetWriter:
         column = rows.column(name)
         has_none = column.null_count > 0
         if not has_none and name in self._stager.partition_by and str(column.type) == "string":
-            has_none = pc.any(pc.equal(column, "")).as_py()  # as a partition value it reads back as null
+            has_none = pc.any(pc.equal(column, "")).as_py()  # as a partition value it is read as null
         if has_none:
             raise SinkError(
-                "a row has no value in a key column, so nobody could tell which row it replaces",
+                "a row has no value in a key column, so the row that it replaces is unknown",
                 next_step="filter such rows out in the flow, or give them a value (coalesce)",
                 column=name,
                 path=self._root,
             )
 
     def _check_calendar(self, rows: pa.RecordBatch, name: str) -> None:
-        """Once the epoch is complete nothing could be done about it any more."""
+        """Checked while rows are staged: once the epoch is complete, its rows can no longer change."""
         from cutline.connectors.rows import is_beyond_calendar
 
         if is_beyond_calendar(rows.column(name)):
@@ -173,7 +174,7 @@ class ParquetWriter:
             )
 
     def _split(self, rows: pa.RecordBatch) -> list[tuple[Key, pa.RecordBatch]]:
-        """One batch per combination of partition values, rows in their order."""
+        """One batch per combination of partition values; rows keep their order."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -210,7 +211,7 @@ class ParquetWriter:
     # ------------------------------------------------------------------ files
 
     def _flush(self, part: _Part) -> None:
-        """Write the held rows as one row group."""
+        """Write the buffered rows as one row group."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -230,7 +231,7 @@ class ParquetWriter:
         import pyarrow.parquet as pq
 
         if self._open_files >= self._stager.most_open_files:
-            # Parts stay in the order of their first row; closing the oldest suits rows that come sorted.
+            # Parts are in the order of their first row; closing the oldest suits sorted rows.
             self._finish(next(other for other in self._parts.values() if other.writer is not None))
         names = zip(self._stager.partition_by, part.key, strict=True)
         folder = self._folder.joinpath(*(f"{escape(name)}={_folder_value(value)}" for name, value in names))
@@ -238,7 +239,7 @@ class ParquetWriter:
         self._files_begun += 1
         try:
             make_dir(folder)
-            # Exclusive: an attempt that is not unique must not overwrite what another one reported.
+            # Exclusive: an attempt that is not unique must not overwrite a file that another one reported.
             os.close(os.open(part.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except OSError as error:
             raise SinkError(
@@ -287,15 +288,15 @@ def _file_stem(stager: ParquetStager, attempt: StageAttempt) -> str:
     return "-".join(
         (
             "part",
-            _tame(attempt.operator),
+            _safe_name(attempt.operator),
             f"g{attempt.generation}",
             f"b{attempt.batch}",
             f"p{attempt.partition}",
-            _tame(attempt.attempt),
+            _safe_name(attempt.attempt),
             hashlib.sha256(owner.encode()).hexdigest()[:8],
         )
     )
 
 
-def _tame(text: str) -> str:
+def _safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]", "_", text)[:64]

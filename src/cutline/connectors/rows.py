@@ -1,4 +1,4 @@
-"""What rows look like in files: the Arrow types that Parquet, Delta and Spark all read alike."""
+"""How files store rows: the Arrow types that Parquet, Delta and Spark read alike."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cutline.errors import SinkError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cutline.ports import SinkContext
+    from cutline.ports.sinks import SinkContext
 
 MOST_DECIMAL_DIGITS = 38
-#: The first and the last that Python can name, of year 1 and of year 9999, since 1970.
+#: The first and the last that Python can represent, in year 1 and in year 9999, counted from 1970.
 _CALENDAR_DAYS = (-719_162, 2_932_896)
 _CALENDAR_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 
@@ -28,10 +28,10 @@ def rows_schema(context: SinkContext) -> pa.Schema:
 
 
 def storable_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of the files for such rows; raises SinkError for a type that some reader could not read back.
+    """The schema of the files for such rows; raises SinkError for a type that some reader cannot read.
 
     Timestamps become microseconds (UTC if they carry a zone), everything is nullable, and nested fields get the
-    names Parquet asks for, so that the result does not depend on how Spark was told to produce Arrow.
+    names that Parquet requires, so that the result does not depend on how Spark is configured to produce Arrow.
     """
     import pyarrow as pa
 
@@ -39,7 +39,7 @@ def storable_schema(schema: pa.Schema) -> pa.Schema:
     for name in schema.names:
         if name.lower() in seen:
             raise SinkError(
-                "two columns have the same name (readers do not tell upper from lower case)",
+                "two columns have the same name (readers ignore upper and lower case)",
                 next_step="rename one of them in the flow",
                 column=name,
             )
@@ -79,7 +79,7 @@ def _storable(kind: pa.DataType, column: str) -> pa.DataType:
 
 
 def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Refuse partition columns that do not exist or whose values make no dependable folder name."""
+    """Refuse partition columns that do not exist or whose values make no reliable folder name."""
     import pyarrow as pa
 
     for name in partition_by:
@@ -100,13 +100,13 @@ def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> N
         raise SinkError("a partition column is named twice", next_step="name each column once", column=partition_by)
     if len(partition_by) == len(schema.names):
         raise SinkError(
-            "every column is a partition column, so nothing would be left to write into the files",
+            "every column is a partition column, so the files would have no columns",
             next_step="partition by fewer columns",
         )
 
 
 def key_problems(rows: pa.Schema, key: Sequence[str]) -> list[str]:
-    """What keeps these columns from telling rows apart."""
+    """Why these columns cannot identify a row."""
     import pyarrow as pa
 
     problems = []
@@ -116,7 +116,7 @@ def key_problems(rows: pa.Schema, key: Sequence[str]) -> list[str]:
             continue
         kind = rows.field(name).type
         if pa.types.is_nested(kind) or pa.types.is_floating(kind):
-            problems.append(f"the key column {name} is of type {kind}, whose values are not told apart dependably")
+            problems.append(f"the key column {name} is of type {kind}, whose values do not compare reliably")
     if len(set(key)) != len(key):
         problems.append("a key column is named twice")
     return problems
@@ -132,7 +132,7 @@ def has_times(kind: pa.DataType) -> bool:
 
 
 def is_beyond_calendar(column: pa.Array) -> bool:
-    """Whether a date or timestamp of a storable type lies outside the years that Python can name."""
+    """Whether a date or timestamp of a storable type is outside the years that Python can represent."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -151,7 +151,7 @@ def is_beyond_calendar(column: pa.Array) -> bool:
 
 
 def partition_text(value: Any) -> str | None:
-    """A partition value as Delta's protocol and Hive's folders spell it. Null and the empty string are one."""
+    """A partition value as Delta's protocol and Hive's folders spell it. Null and the empty string are the same."""
     match value:
         case None | "":
             return None
@@ -169,7 +169,7 @@ def partition_text(value: Any) -> str | None:
 
 
 def differences(wanted: pa.Schema, found: pa.Schema) -> list[str]:
-    """What keeps rows of one schema from going where rows of the other are; empty if they are the same."""
+    """How the schemas differ, so that rows of one cannot join rows of the other; empty if they are the same."""
     lines = [
         f"{field.name} is {field.type} but was {found.field(field.name).type}"
         for field in wanted
@@ -178,5 +178,5 @@ def differences(wanted: pa.Schema, found: pa.Schema) -> list[str]:
     lines += [f"{name} ({wanted.field(name).type}) is new" for name in wanted.names if name not in found.names]
     lines += [f"{name} ({found.field(name).type}) is gone" for name in found.names if name not in wanted.names]
     if not lines and wanted.names != found.names:
-        lines.append("the columns stand in another order")
+        lines.append("the columns are in another order")
     return lines

@@ -1,20 +1,26 @@
-"""How far a source has been read, as it stands in Spark's offsets: each kind of source knows its own.
+"""What the sources in Python share: their options, and their positions as stored in Spark's offsets.
 
-Imported by executors for every task: it needs nothing of the rest.
+Executors import it for every task, so it depends on little else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from cutline.errors import LostInputError
+
+if TYPE_CHECKING:
+    from cutline.ports.inspection import FileProblem
+
 
 class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
-    """A place in what a source gives."""
+    """A position in a source."""
 
-    #: Of which kind the source is; each kind has it as a default.
+    #: The kind of the source; each kind has its own default.
     source: str
 
     def as_json(self) -> dict[str, Any]:
@@ -35,5 +41,58 @@ def parse(position: bytes | None, type_: type[P], kind: str) -> P | None:
 
 
 def convert(offset: Mapping[str, Any], type_: type[P]) -> P:
-    """Of an offset as Spark hands it over."""
+    """The position in an offset that Spark hands over."""
     return msgspec.convert(offset, type_)
+
+
+# ------------------------------------------------------------------------------------------------- options
+
+
+def needed(options: Mapping[str, str], name: str, *, source: str) -> str:
+    """An option that has no default. Raises ValueError."""
+    value = options.get(name, "")
+    if not value:
+        raise ValueError(f'the source {source} needs the option "{name}"')
+    return str(value)
+
+
+def whole_number(options: Mapping[str, str], name: str, default: int, *, least: int = 0) -> int:
+    """Raises a ValueError that names the option."""
+    text = str(options.get(name, default))
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise ValueError(f"{name} is {text!r}: use a whole number from {least} on")
+    return int(text)
+
+
+def most_per_batch(options: Mapping[str, str]) -> int:
+    return whole_number(options, "max_per_batch", 100_000, least=1)
+
+
+def start_of(
+    options: Mapping[str, str], *, place: str = "", is_place: Callable[[str], bool] = lambda text: False
+) -> str:
+    """Where reading begins: ``earliest``, ``latest`` or, if the source has ``place``s, one of those."""
+    start = str(options.get("start", "earliest"))
+    if start not in ("earliest", "latest") and not is_place(start):
+        choices = f"earliest, latest or {place}" if place else "earliest or latest"
+        raise ValueError(f"start is {start!r}: use {choices}")
+    return start
+
+
+# ------------------------------------------------------------------------------------------------- ranges
+
+
+def ranges_of(first: int, end: int, parts: int) -> list[tuple[int, int]]:
+    """[first, end) in at most ``parts`` ranges of about the same length, none of them empty."""
+    count = max(min(parts, end - first), 1)
+    edges = [first + (end - first) * index // count for index in range(count + 1)]
+    return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
+
+
+def refuse_lost(problems: Iterable[FileProblem]) -> None:
+    """Raises LostInputError: a reader never skips lost input silently."""
+    for problem in problems:
+        raise LostInputError(
+            f"{problem.path} cannot be read: {problem.problem}",
+            next_step='restore a checkpoint after it, or start with missing_input = "continue" to skip it',
+        )

@@ -1,4 +1,4 @@
-"""What every file sink asks of a permit, its batches and their pieces before it touches anything."""
+"""Staged files: what every sink checks before it changes anything, and how the files are deleted."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from cutline.errors import FencedError, InvariantViolation, SinkError
+from cutline.errors import InvariantViolation, SinkError
 
 if TYPE_CHECKING:
-    from cutline.model.ids import BatchId, Epoch
-    from cutline.ports import Piece, SinkContext, StagedBatch
-    from cutline.protocol.publish.commit import CommitPermit
+    from cutline.model.ids import BatchId
+    from cutline.model.staging import Piece, StagedBatch
 
 #: Where a batch stages its files, below the sink's folder for them.
 STAGED_FOLDER = "g{generation}-b{batch}"
@@ -35,31 +34,6 @@ def local_path(path: str | os.PathLike[str], *, sink: str) -> Path:
     return Path(text).absolute()
 
 
-def check_commit(context: SinkContext, permit: CommitPermit, staged: Sequence[StagedBatch]) -> None:
-    """A permit for another sink, or a batch outside it, is a bug of the caller: publishing it would be worse."""
-    if (permit.flow, permit.sink) != (context.flow, context.sink):
-        raise InvariantViolation(
-            "commit with another sink's permit", flow=permit.flow, sink=permit.sink, expected=context.sink
-        )
-    for batch in staged:
-        if not permit.covers(batch.batch):
-            raise InvariantViolation(
-                "commit of a batch outside the permit", flow=permit.flow, epoch=permit.epoch, batch=batch.batch
-            )
-
-
-def check_claim(found: str, own: str, context: SinkContext, epoch: Epoch) -> None:
-    """``found``: who has claimed the target; empty: nobody."""
-    if found not in ("", own):
-        raise FencedError(
-            "another process has taken the sink over",
-            next_step="stop this process: another one runs the flow. If there is none, start the flow again",
-            flow=context.flow,
-            sink=context.sink,
-            epoch=epoch,
-        )
-
-
 def pieces_of(staged: Iterable[StagedBatch]) -> list[Piece]:
     """All pieces, in the order of the batches; each names a file below the sink's folder."""
     pieces = [piece for batch in staged for piece in batch.pieces]
@@ -71,12 +45,12 @@ def pieces_of(staged: Iterable[StagedBatch]) -> list[Piece]:
 
 
 def digest_of(pieces: Iterable[Piece]) -> str:
-    """Identifies what an epoch publishes, so that a repeat can be told from another epoch of the same number."""
+    """Identifies what an epoch publishes: distinguishes a repeat from another epoch with the same number."""
     return hashlib.sha256("\n".join(sorted(piece["path"] for piece in pieces)).encode()).hexdigest()
 
 
 def check_still_there(root: Path, pieces: Iterable[Piece], *, hint: str) -> None:
-    """Refuse to publish a file that somebody deleted or cut short since it was staged."""
+    """Refuse to publish a file that was deleted or truncated since it was staged."""
     for piece in pieces:
         path = root / piece["path"]
         try:
@@ -90,7 +64,7 @@ def check_still_there(root: Path, pieces: Iterable[Piece], *, hint: str) -> None
 
 
 def delete_staged(root: Path, pieces: Iterable[Piece]) -> None:
-    """Delete exactly the named files, and the folders that become empty with them. Gone already: nothing happens."""
+    """Delete exactly the named files, and the folders that become empty. Idempotent."""
     for piece in pieces:
         path = root / piece["path"]
         path.unlink(missing_ok=True)
@@ -101,10 +75,10 @@ def delete_staged(root: Path, pieces: Iterable[Piece]) -> None:
                 (root / folder).rmdir()
 
 
-def sweep_staged(folder: Path, staged: Sequence[StagedBatch], through_batch: BatchId) -> None:
-    """Delete staged files up to an epoch's last batch: published now, or of attempts that failed.
+def collect_staged(folder: Path, staged: Sequence[StagedBatch], through_batch: BatchId) -> None:
+    """Delete staged files up to an epoch's last batch: they are published now, or belong to failed attempts.
 
-    A newer generation may stage batches of the same numbers at this moment; those are not touched.
+    A newer generation may be staging batches with the same numbers; those are not touched.
     """
     if not staged:
         return

@@ -1,7 +1,4 @@
-"""Where rows wait for their epoch on the way into a log: Parquet files in a folder that driver and executors share.
-
-A log cannot hold back what it was given, so nothing is given to it before the checkpoint exists.
-"""
+"""Where rows for a log wait for their epoch: Parquet files in a folder that driver and executors share."""
 
 from __future__ import annotations
 
@@ -24,7 +21,8 @@ from cutline.errors import SinkError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cutline.ports import SinkContext, StagedBatch
+    from cutline.model.staging import StagedBatch
+    from cutline.ports.sinks import SinkContext
     from cutline.protocol.publish.commit import CommitPermit
 
 _FOLDER = "staged"
@@ -40,7 +38,7 @@ class StagingFolder:
         self.path = self._root
 
     def enter(self, context: SinkContext) -> None:
-        """Several sinks may share the folder: each has its own in it."""
+        """Several sinks may share the folder: each has a folder of its own in it."""
         self.path = self._root / context.flow / context.sink
         make_dir(self.path)
 
@@ -56,7 +54,7 @@ class StagingFolder:
         check_still_there(self.path, pieces_of(staged), hint=hint)
 
     def rows(self, staged: Sequence[StagedBatch], *, skip: int = 0) -> Iterator[pa.RecordBatch]:
-        """All rows in an order that is the same each time; without the first ``skip``."""
+        """All rows except the first ``skip``, always in the same order."""
         import pyarrow.parquet as pq
 
         for piece in pieces_of(staged):
@@ -71,17 +69,17 @@ class StagingFolder:
                         yield batch.slice(taken)
 
     def abort(self, staged: Iterable[StagedBatch]) -> None:
-        """Delete exactly these files, and their folders with the last file in them."""
+        """Delete exactly these files, and their folders once they are empty."""
         for piece in pieces_of(staged):
             path = self.path / piece["path"]
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
 
-    def sweep(self, permit: CommitPermit, staged: Sequence[StagedBatch]) -> None:
-        """Delete what was staged up to the epoch's last batch: published now, or of attempts that failed.
+    def collect(self, permit: CommitPermit, staged: Sequence[StagedBatch]) -> None:
+        """Delete what was staged up to the epoch's last batch: it is published now, or belongs to failed attempts.
 
-        A newer generation may stage batches of the same numbers at this moment; those are not touched.
+        A newer generation may be staging batches with the same numbers; those are not touched.
         """
         generation = max((batch.generation for batch in staged), default=0)
         folder = self.path / _FOLDER
@@ -98,7 +96,7 @@ class StagingFolder:
 
 
 def check_value_column(schema: pa.Schema, column: str | None, *, role: str) -> None:
-    """Refuse a column that is not there, or whose values are no bytes."""
+    """Refuse a column that does not exist, or whose values are neither text nor bytes."""
     import pyarrow as pa
 
     if column is None:
@@ -119,19 +117,19 @@ def check_value_column(schema: pa.Schema, column: str | None, *, role: str) -> N
 
 
 def check_message(schema: pa.Schema, column: str | None) -> None:
-    """Refuse rows that cannot be messages: when the first of them is published, it is too late."""
+    """Refuse rows that cannot be messages, before the first of them is published."""
     check_value_column(schema, column, role="message")
     for field in schema if column is None else ():
         if _has_other_keys(field.type):
             raise SinkError(
-                f"JSON has no maps with such keys: {field.type}",
+                f"JSON cannot express a map with such keys: {field.type}",
                 next_step="cast the keys to string, or make the message with to_json and name its column as value",
                 column=field.name,
             )
 
 
 def _has_other_keys(kind: pa.DataType) -> bool:
-    """Whether there is a map in it whose keys are neither text, bytes, numbers nor times."""
+    """Whether it contains a map whose keys are neither text, bytes, numbers nor times."""
     import pyarrow as pa
 
     if pa.types.is_map(kind) and (pa.types.is_nested(kind.key_type) or pa.types.is_boolean(kind.key_type)):
@@ -140,7 +138,7 @@ def _has_other_keys(kind: pa.DataType) -> bool:
 
 
 def values_of(batch: pa.RecordBatch, column: str | None) -> list[bytes | None]:
-    """What each row is as a message: the bytes of a column (None where it is null), or the whole row as JSON."""
+    """Each row as a message: the bytes of a column (None where it is null), or the whole row as JSON."""
     if column is None:
         return [msgspec.json.encode(row) for row in batch.to_pylist(maps_as_pydicts="strict")]
     return [_bytes(value) for value in batch.column(column).to_pylist()]
@@ -153,12 +151,12 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def check_same_rows(context: SinkContext, schema: pa.Schema, before_ipc: bytes, before: str, now: str) -> None:
-    """A log holds rows of one kind in one place: what has begun to go there goes on so. ``before``, ``now``: where."""
+    """Refuse rows whose schema or target differs from the earlier ones. ``before``, ``now``: the targets."""
     import pyarrow as pa
 
     problems = differences(schema, pa.ipc.read_schema(pa.BufferReader(before_ipc)))
     if before != now:
-        problems.append(f"they went to {before} and would now go to {now}")
+        problems.append(f"earlier rows went to {before}, these would go to {now}")
     if problems:
         raise SinkError(
             f"the rows do not fit what the sink has published so far: {'; '.join(problems)}",

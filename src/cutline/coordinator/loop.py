@@ -1,119 +1,101 @@
-"""The shell around the coordinator: one thread that takes events, asks the core, and performs what it says."""
+"""The shell around the coordinator: one thread passes events to the core and has its actions performed."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, assert_never
 
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
-from cutline.coordinator.manifests import (
-    abort_details,
-    build_manifest,
-    found_manifest,
-    is_of_history,
-    read_past_barrier,
-    statistics,
-)
-from cutline.errors import CheckpointFailedError, FencedError, UnknownEpochError
+from cutline.coordinator.actions import Actions, Replies, Uploaded
+from cutline.coordinator.links import Links
+from cutline.coordinator.ports import CoordinatorPorts
+from cutline.errors import CheckpointFailedError, FlowFailedError, UnknownEpochError
+from cutline.model.checkpoint import Manifest
 from cutline.model.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
-from cutline.ports import EpochOutcome, Manifest, MetadataStore, PendingRecord, SnapshotStore, Tombstone
-from cutline.protocol.checkpoint.coordinator import StoredPending
+from cutline.model.status import CheckpointStatus, CoordinatorStatus, HealthStatus, MessageCounts, PendingStatus
 from cutline.protocol.checkpoint.per_operator import FlowCoordinator
+from cutline.protocol.checkpoint.releases import EntryReleases
+from cutline.protocol.checkpoint.setup import StoredPending
+from cutline.protocol.history.lineage import Lineage, lineage_of
+from cutline.protocol.history.retention import EpochNeeds
+from cutline.protocol.link import Envelope
 from cutline.protocol.messages.coordinator import (
-    AbortStored,
-    AckRequested,
-    AnnounceClosed,
     AnswerRequest,
-    BarrierRequested,
     CheckpointOptions,
     CheckpointRequested,
-    CommitSink,
     CoordinatorAction,
     CoordinatorEvent,
-    EpochClosed,
-    InjectBarrier,
-    ManifestRefused,
-    ManifestStored,
-    OperatorAcked,
-    PendingStored,
     PinChanged,
     RegionLost,
     RegionRestored,
-    ReleaseEpochs,
-    ReportHealth,
-    RequestAck,
+)
+from cutline.protocol.messages.time import TimePassed
+from cutline.protocol.messages.wire import (
+    CaughtUp,
+    EntriesReleased,
+    InputForked,
+    OperatorAcked,
+    OperatorFailed,
+    OperatorStarted,
+    ReleaseEntries,
     SinkCommitFailed,
     SinkCommitted,
-    StoreAborted,
-    StoreManifest,
-    StorePending,
-    TimePassed,
+    ToCoordinator,
 )
-from cutline.runtime.metrics import Metrics
-from cutline.tiers.replicator import Done
-from cutline.transport.mailbox import Letter, PostBox, ToCoordinator, ToOperator
-from cutline.worker.operator import OperatorService
+from cutline.transport.in_process import Address, Content, operator_at
+from cutline.transport.mailbox import AnyEnvelope
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Brought:
-    """A checkpoint is where it must be before it is complete; without a manifest: it never will be."""
+class _Collected:
+    """Released checkpoints are collected; ``needs``: the log entries that the remaining ones need."""
 
-    epoch: Epoch
-    manifest: Manifest | None
-    problem: str
+    needs: tuple[EpochNeeds, ...]
 
 
 class CoordinatorService:
-    """Coordinates one flow inside the driver process."""
+    """Coordinates one flow."""
 
     def __init__(
         self,
-        *,
         flow: FlowName,
         core: FlowCoordinator,
-        metadata: MetadataStore,
-        snapshots: SnapshotStore,
-        operators: Mapping[OperatorId, OperatorService],
-        release: Callable[[ReleaseEpochs], None],
-        on_fatal: Callable[[BaseException], None],
-        metrics: Metrics,
-        retry_ms: int,
-        retry_limit: int,
-        bring_first: Callable[[Manifest, Done], None] | None = None,
-        on_complete: Callable[[Epoch], None] = lambda _: None,
+        ports: CoordinatorPorts,
+        *,
+        lineages: Mapping[OperatorId, Lineage],
+        touched_by: Mapping[OperatorId, Collection[OperatorId]],
     ) -> None:
-        """``retry_ms``, ``retry_limit``: how often a message that is not answered is sent again.
-
-        ``bring_first``: brings a checkpoint to where it must be before it is complete. ``on_complete`` hears of each.
-        """
-        self._bring_first = bring_first
-        self._on_complete = on_complete
+        """``lineages``: of every operator's log, after recovery. ``touched_by``: the writer and readers of each log."""
         self._flow = flow
         self._core = core
-        self._metadata = metadata
-        self._snapshots = snapshots
-        self._operators = operators
-        self._channels = {name: service.channel for name, service in operators.items()}
-        self._release = release
-        self._on_fatal = on_fatal
-        self._metrics = metrics
-        self._events: queue.SimpleQueue[CoordinatorEvent | tuple[OperatorId, Letter] | _Brought | None] = (
-            queue.SimpleQueue()
+        self._ports = ports
+        self._lineages = dict(lineages)
+        self._touched_by = touched_by
+        self._releases = EntryReleases(touched_by)
+        self._events: queue.SimpleQueue[
+            CoordinatorEvent | tuple[OperatorId, AnyEnvelope] | Uploaded | _Collected | None
+        ] = queue.SimpleQueue()
+        self._links = Links(self._lineages, core.generation, wire=ports.wire, settings=ports.link)
+        self._actions = Actions(
+            flow,
+            core,
+            ports,
+            self._links,
+            lineages=self._lineages,
+            replies=Replies(
+                uploaded=self._events.put,
+                collected=lambda needs: self._events.put(_Collected(tuple(needs))),
+                answer=self._answer,
+            ),
         )
-        self._retry_ms = retry_ms
-        self._retry_limit = retry_limit
-        self._post = {name: self._box(name, core.generation) for name in operators}
-        self._health = ReportHealth(is_healthy=True, failures=0)
         self._requests: dict[str, Future[Epoch]] = {}
         self._requests_made = 0
         self._is_stopped = False
@@ -128,7 +110,7 @@ class CoordinatorService:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin no more epochs and end the thread; pending epochs are found again by the next start."""
+        """Begin no more epochs and end the thread; the next start finds the pending epochs."""
         with self._lock:
             self._is_stopped = True
             self._perform_all(self._core.stop_triggering(now_ms=now_ms()))
@@ -138,9 +120,10 @@ class CoordinatorService:
         for future in list(self._requests.values()):
             future.cancel()
 
-    def deliver(self, operator: OperatorId, letter: Letter) -> None:
-        """An operator's wire ends here; a letter is taken in on the coordinator's own thread, in order."""
-        self._events.put((operator, letter))
+    def deliver(self, sender: Address, content: Content) -> None:
+        """The receiving end of the wire; the coordinator's thread handles envelopes in order."""
+        if isinstance(content, Envelope):
+            self._events.put((operator_at(sender), content))
 
     def request_checkpoint(self, options: CheckpointOptions | None) -> Future[Epoch]:
         """Ask for a checkpoint; the future gives its epoch once it is complete and published everywhere."""
@@ -156,51 +139,60 @@ class CoordinatorService:
         return future
 
     def pin(self, epoch: Epoch) -> None:
-        """Hold on to a complete epoch; durable on return."""
+        """Keep a complete epoch; durable on return."""
         with self._lock:
             if epoch not in {item.epoch for item in self._core.complete}:
                 raise self._unknown(epoch, "is not a complete checkpoint that is kept")
             self._change_pin(epoch, is_pinned=True)
 
     def unpin(self, epoch: Epoch) -> None:
-        """Let go of a pinned epoch; durable on return."""
+        """Remove the pin of an epoch; durable on return."""
         with self._lock:
             if epoch not in self._core.pins:
                 raise self._unknown(epoch, "is not pinned")
             self._change_pin(epoch, is_pinned=False)
 
     def _change_pin(self, epoch: Epoch, *, is_pinned: bool) -> None:
-        self._metadata.store_pin(epoch, is_pinned=is_pinned)
+        self._ports.metadata.store_pin(epoch, is_pinned=is_pinned)
         self._perform_all(self._core.handle(PinChanged(epoch=epoch, is_pinned=is_pinned), now_ms=now_ms()))
 
     def _unknown(self, epoch: Epoch, why: str) -> UnknownEpochError:
         kept = ", ".join(str(item.epoch) for item in self._core.complete) or "none"
-        return UnknownEpochError(f"epoch {epoch} {why}", next_step=f"kept are: {kept}", flow=self._flow)
+        return UnknownEpochError(f"epoch {epoch} {why}", next_step=f"available checkpoints: {kept}", flow=self._flow)
 
-    # ------------------------------------------------------------------ a region goes back
+    # ------------------------------------------------------------------ a region is restored
 
     def lose_region(self, region: frozenset[OperatorId], reason: str) -> None:
-        """Operators have failed for good: what is pending cannot complete, and nothing begins until they are back."""
+        """Operators have failed for good: pending epochs cannot complete, and none begins until they are restored.
+
+        From now on no entry that they may need is released.
+        """
         with self._lock:
+            self._releases.lost(region)
             self._perform_all(self._core.handle(RegionLost(operators=region, reason=reason), now_ms=now_ms()))
 
     def newest_complete(self, operator: OperatorId) -> Epoch | None:
-        """The operator's newest complete epoch once it has none pending; NO_EPOCH without one, None if it has."""
+        """The operator's newest complete epoch; NO_EPOCH without one.
+
+        None while it has a pending epoch, or while entries that were released before it was lost are being deleted: a
+        restore must not begin while entries that it will read may still be deleted.
+        """
         with self._lock:
-            if any(operator in pending.awaiting for pending in self._core.pending.values()):
+            is_pending = any(operator in pending.awaiting for pending in self._core.pending.values())
+            if is_pending or not self._releases.is_settled():
                 return None
             return max((item.epoch for item in self._core.complete if operator in item.batches), default=NO_EPOCH)
 
     def published_everywhere(self, sinks: Iterable[SinkId]) -> Epoch:
-        """The newest epoch that each of these sinks has published; without any, the newest there is."""
+        """The newest epoch that all these sinks have published; without sinks, the newest complete epoch."""
         with self._lock:
             return min((self._core.published(sink) for sink in sinks), default=self._core.last_epoch)
 
     def load_manifest(self, epoch: Epoch) -> Manifest:
-        return self._snapshots.load_manifest(epoch)
+        return self._ports.checkpoints.load_manifest(epoch)
 
     def complete_epochs(self, operator: OperatorId) -> dict[Epoch, BatchId]:
-        """The operator's complete epochs of the present history, ascending, and where it had cut for them."""
+        """The operator's complete epochs of the present history, ascending, each with the operator's cut."""
         with self._lock:
             return {item.epoch: item.batches[operator] for item in self._core.complete if operator in item.batches}
 
@@ -213,59 +205,46 @@ class CoordinatorService:
             return self._core.last_epoch
 
     def region_restored(self, region: frozenset[OperatorId], generation: Generation) -> None:
-        """The new services of a region are in place; what was said to the old ones is void."""
+        """The new services of a region are in place; messages to the old ones are void."""
         with self._lock:
-            for name in region:
-                self._channels[name] = self._operators[name].channel
-                self._post[name] = self._box(name, generation)
+            self._links.begin_anew(region, generation)
+            self._releases.restored(region, generation)
             event = RegionRestored(operators=region, generation=generation)
             self._perform_all(self._core.handle(event, now_ms=now_ms()))
-
-    def _box(self, name: OperatorId, session: Generation) -> PostBox[ToOperator, ToCoordinator]:
-        deliver = self._operators[name].deliver
-        return PostBox(session, deliver, retry_ms=self._retry_ms, retry_limit=self._retry_limit)
 
     def is_settled(self) -> bool:
         with self._lock:
             return self._core.is_settled()
 
-    def view(self) -> dict[str, Any]:
-        """Where the epochs stand, for people."""
+    def snapshot(self) -> CoordinatorStatus:
+        """The coordinator's current state."""
         with self._lock:
-            return {
-                "last_epoch": self._core.last_epoch,
-                "min_epoch": self._core.min_epoch,
-                "pins": sorted(self._core.pins),
-                "complete": [item.epoch for item in self._core.complete],
-                "pending": {
-                    epoch: {
-                        "state": item.state.value,
-                        "since_ms": now_ms() - item.started_ms,
-                        "missing": {str(op): list(tasks) for op, tasks in item.missing().items()},
-                    }
-                    for epoch, item in self._core.pending.items()
-                },
+            core, now = self._core, now_ms()
+            pending = {
+                epoch: PendingStatus(
+                    state=item.state.value,
+                    since_ms=now - item.started_ms,
+                    missing={operator: list(tasks) for operator, tasks in item.missing().items()},
+                )
+                for epoch, item in core.pending.items()
             }
-
-    def health(self) -> dict[str, Any]:
-        """Whether checkpoints fail more often in a row than is tolerated."""
-        with self._lock:
-            return {
-                "healthy": self._core.is_healthy,
-                "failures": self._core.failures_in_a_row,
-                "reason": self._health.reason,
-            }
-
-    def messages(self) -> dict[str, dict[str, int]]:
-        """What went wrong on the way between coordinator and operators, and what became of acknowledgements."""
-        counts: Counter[str] = Counter()
-        for box in self._post.values():
-            counts += box.counts()
-        for service in self._operators.values():
-            counts += service.post.counts()
-        with self._lock:
-            acknowledgements = {outcome.value: count for outcome, count in self._core.ack_outcomes.items()}
-        return {"links": dict(counts), "acknowledgements": acknowledgements}
+            return CoordinatorStatus(
+                generation=core.generation,
+                health=HealthStatus(
+                    healthy=core.is_healthy, failures=core.failures_in_a_row, reason=self._actions.health.reason
+                ),
+                checkpoints=CheckpointStatus(
+                    last_epoch=core.last_epoch,
+                    min_epoch=core.min_epoch,
+                    pins=sorted(core.pins),
+                    complete=[item.epoch for item in core.complete],
+                    pending=pending,
+                ),
+                messages=MessageCounts(
+                    links=dict(self._links.counts()),
+                    acknowledgements={outcome.value: count for outcome, count in core.ack_outcomes.items()},
+                ),
+            )
 
     def published(self, sink: SinkId) -> Epoch:
         with self._lock:
@@ -276,46 +255,88 @@ class CoordinatorService:
     def _run(self) -> None:
         while True:
             try:
-                event = self._events.get(timeout=self._patience_seconds())
+                event = self._events.get(timeout=self._seconds_to_sleep())
             except queue.Empty:
                 event = TimePassed()
             if event is None:
                 return
             try:
                 with self._lock:
-                    if isinstance(event, tuple):
-                        operator, letter = event
-                        for message in self._post[operator].receive(letter):
-                            self._take(message)
-                    elif isinstance(event, _Brought):
-                        self._take(self._brought(event))
-                    else:
-                        self._take(event)
-                for box in self._post.values():
-                    box.send_again()
-            except BaseException as error:  # the outermost loop: a coordinator that cannot record must not go on
+                    self._take_any(event)
+                self._links.send_again()
+            except BaseException as error:  # the outermost loop: a coordinator that cannot store its records must stop
                 log.error("coordinator_failed", flow=self._flow, exc_info=True)
-                self._on_fatal(error)
+                self._ports.on_fatal(error)
                 return
 
-    def _patience_seconds(self) -> float | None:
-        """How long the thread may sleep when nothing happens."""
+    def _seconds_to_sleep(self) -> float | None:
+        """How long the thread may sleep without an event."""
         now = now_ms()
         with self._lock:
             deadlines = [self._core.next_deadline_ms(now_ms=now)]
-        deadlines += [box.next_deadline_ms() for box in self._post.values()]
+        deadlines.append(self._links.next_deadline_ms())
         first = min((deadline for deadline in deadlines if deadline is not None), default=None)
         return None if first is None else max(first - now, 0) / 1000
+
+    def _take_any(self, event: CoordinatorEvent | tuple[OperatorId, AnyEnvelope] | Uploaded | _Collected) -> None:
+        match event:
+            case (operator, envelope):
+                for message in self._links.receive(operator, envelope):
+                    self._take_message(message)
+            case Uploaded():
+                self._take(self._actions.uploaded(event))
+            case _Collected():
+                self._releases.collected(event.needs)
+                self._release_entries()
+            case _:
+                self._take(event)
+
+    def _take_message(self, message: ToCoordinator) -> None:
+        match message:
+            case EntriesReleased():
+                self._releases.released(message)
+            case CaughtUp():
+                self._releases.caught_up(message)
+                self._release_entries()
+            case OperatorFailed():
+                self._ports.on_fatal(
+                    FlowFailedError(
+                        f"an operator has failed for good: {message.reason}",
+                        next_step="fix the cause, then restart the flow",
+                        flow=self._flow,
+                        operator=message.operator,
+                    )
+                )
+            case OperatorStarted():
+                self._releases.started(message)
+                self._note_lineage(message)
+                self._take(message)
+                self._release_entries()
+            case _:
+                self._take(message)
+
+    def _note_lineage(self, message: OperatorStarted) -> None:
+        """Consumers that were not restored follow the log through its new lineage."""
+        if message.generation <= self._lineages[message.operator].generation:
+            return
+        self._lineages[message.operator] = lineage_of(list(message.lineage))
+        for consumer in self._touched_by[message.operator]:
+            if consumer != message.operator:
+                self._links.send(consumer, InputForked(channel=message.operator, lineage=message.lineage))
+
+    def _release_entries(self) -> None:
+        for name, below in self._releases.decide().items():
+            self._links.send(name, ReleaseEntries(below=below))
 
     def _take(self, event: CoordinatorEvent) -> None:
         match event:
             case SinkCommitted():
-                self._metadata.store_published(event.sink, event.epoch)
+                self._ports.metadata.store_published(event.sink, event.epoch)
                 if event.has_rows:
-                    self._metadata.store_seen(event.sink, event.epoch)
-                self._metrics.sink_published(event.sink, event.epoch)
+                    self._ports.metadata.store_seen(event.sink, event.epoch)
+                self._ports.metrics.sink_published(event.sink, event.epoch)
             case SinkCommitFailed():
-                self._metrics.sink_failed(event.sink)
+                self._ports.metrics.sink_failed(event.sink)
             case OperatorAcked():
                 crashpoint("after-ack", event.ack.operator)
             case _:
@@ -323,148 +344,12 @@ class CoordinatorService:
         self._perform_all(self._core.handle(event, now_ms=now_ms()))
 
     def _perform_all(self, actions: Iterable[CoordinatorAction]) -> None:
-        """Perform actions in order; what performing one of them reports is taken in before the next event."""
+        """Perform actions in order; the core handles the event that an action returns before the next queued event."""
         todo = deque(actions)
         while todo:
-            event = self._perform(todo.popleft())
+            event = self._actions.perform(todo.popleft())
             if event is not None:
                 todo.extend(self._core.handle(event, now_ms=now_ms()))
-
-    def _perform(self, action: CoordinatorAction) -> CoordinatorEvent | None:
-        match action:
-            case StorePending():
-                return self._store_pending(action)
-            case InjectBarrier():
-                self._post[action.operator].send(BarrierRequested(epoch=action.epoch, terms=action.terms))
-            case RequestAck():
-                self._post[action.operator].send(AckRequested(epoch=action.epoch))
-            case StoreManifest():
-                return self._store_manifest(action)
-            case StoreAborted():
-                return self._store_aborted(action)
-            case AnnounceClosed():
-                self._announce(action)
-            case CommitSink():
-                self._post[action.permit.operator].send(action.permit)
-            case ReleaseEpochs():
-                crashpoint("after-sink-commits")
-                self._release(action)
-            case ReportHealth():
-                self._report(action)
-            case AnswerRequest():
-                self._answer(action)
-            case _:
-                assert_never(action)
-        return None
-
-    def _announce(self, action: AnnounceClosed) -> None:
-        names = self._post if action.operator is None else [action.operator]
-        for name in names:
-            self._post[name].send(EpochClosed(epoch=action.epoch, completed=action.completed))
-        if not action.completed and not action.is_reminder:
-            self._snapshots.discard(action.epoch)
-
-    def _report(self, action: ReportHealth) -> None:
-        self._health = action
-        self._metrics.health_changed(is_healthy=action.is_healthy)
-        if action.is_healthy:
-            log.info("checkpoints_healthy_again", flow=self._flow)
-        else:
-            log.error("checkpoints_unhealthy", flow=self._flow, failures=action.failures, reason=action.reason)
-
-    # ------------------------------------------------------------------ durable steps
-
-    def _store_pending(self, action: StorePending) -> CoordinatorEvent:
-        self._metadata.store_pending(
-            PendingRecord(epoch=action.epoch, generation=self._core.generation, terms=action.terms)
-        )
-        crashpoint("after-pending")
-        return PendingStored(epoch=action.epoch)
-
-    def _store_manifest(self, action: StoreManifest) -> CoordinatorEvent | None:
-        generation = self._core.generation
-        before = next((item for item in self._core.complete if item.epoch == action.previous_epoch), None)
-        manifest = build_manifest(self._flow, generation, action, self._channels, before=before, completed_ms=now_ms())
-        problem = read_past_barrier(manifest)
-        if problem:
-            return ManifestRefused(epoch=action.epoch, reason=problem)
-        crashpoint("before-manifest")
-        if self._bring_first is not None:
-            # Nothing else of this flow completes meanwhile, and nothing that this epoch needs is collected.
-            self._bring_first(manifest, lambda there, problem: self._events.put(_Brought(action.epoch, there, problem)))
-            return None
-        return self._create_manifest(manifest)
-
-    def _brought(self, brought: _Brought) -> CoordinatorEvent:
-        if brought.manifest is None:
-            return ManifestRefused(epoch=brought.epoch, reason=brought.problem)
-        return self._create_manifest(brought.manifest)
-
-    def _create_manifest(self, manifest: Manifest) -> CoordinatorEvent:
-        generation = self._core.generation
-        there = self._snapshots.store_manifest(manifest)
-        if isinstance(there, Tombstone) or there.generation > generation:
-            raise FencedError(
-                f"generation {there.generation} has decided about this epoch",
-                next_step="stop this process: another one runs the flow",
-                epoch=manifest.epoch,
-                flow=self._flow,
-            )
-        if not self._is_ours(there):
-            reason = f"generation {there.generation} has completed it in a history of its own"
-            return ManifestRefused(epoch=manifest.epoch, reason=reason)
-        crashpoint("after-manifest")
-        return self._completed(there)
-
-    def _is_ours(self, manifest: Manifest) -> bool:
-        return is_of_history(manifest, {name: channel.lineage for name, channel in self._channels.items()})
-
-    def _completed(self, manifest: Manifest) -> ManifestStored:
-        """The checkpoint exists, be it by an earlier coordinator's hand."""
-        duration_ms = manifest.completed_ms - manifest.started_ms
-        self._metadata.store_outcome(
-            EpochOutcome(
-                epoch=manifest.epoch,
-                generation=manifest.generation,
-                started_ms=manifest.started_ms,
-                ended_ms=manifest.completed_ms,
-                outcome="completed",
-                reason="",
-                details=statistics(manifest),
-            )
-        )
-        self._metrics.checkpoint_completed(manifest.epoch, duration_ms)
-        log.info("checkpoint_completed", flow=self._flow, epoch=manifest.epoch, ms=duration_ms)
-        self._on_complete(manifest.epoch)
-        by_us = manifest.generation == self._core.generation
-        return ManifestStored(
-            epoch=manifest.epoch,
-            completed_ms=manifest.completed_ms,
-            found=None if by_us else found_manifest(manifest),
-        )
-
-    def _store_aborted(self, action: StoreAborted) -> CoordinatorEvent:
-        if action.is_inherited:
-            tombstone = Tombstone(epoch=action.epoch, generation=self._core.generation, reason=action.reason)
-            there = self._snapshots.store_tombstone(tombstone)
-            # A manifest of a history that the flow has left is as good as none.
-            if isinstance(there, Manifest) and self._is_ours(there):
-                return self._completed(there)
-        pending, ended_ms = self._core.pending[action.epoch], now_ms()
-        self._metadata.store_outcome(
-            EpochOutcome(
-                epoch=action.epoch,
-                generation=self._core.generation,
-                started_ms=pending.started_ms,
-                ended_ms=ended_ms,
-                outcome="aborted",
-                reason=action.reason,
-                details=abort_details(pending, ended_ms=ended_ms),
-            )
-        )
-        self._metrics.checkpoint_aborted()
-        log.warning("checkpoint_aborted", flow=self._flow, epoch=action.epoch, reason=action.reason)
-        return AbortStored(epoch=action.epoch)
 
     def _answer(self, action: AnswerRequest) -> None:
         future = self._requests.pop(action.request, None)
@@ -476,7 +361,7 @@ class CoordinatorService:
             future.set_exception(
                 CheckpointFailedError(
                     f"the checkpoint was not taken: {action.reason}",
-                    next_step="the flow goes on; ask again, or see the status for what holds it up",
+                    next_step="the flow continues; request another one, or see the status for the cause",
                     flow=self._flow,
                     epoch=action.epoch or None,
                 )

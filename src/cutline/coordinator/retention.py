@@ -1,83 +1,54 @@
-"""Lets go, in the background, of what retained epochs no longer need: checkpoints, their content, channel entries."""
+"""Collects released checkpoints and their content, in the background.
+
+Operators delete the entries of the channels that they write: after a collection, the coordinator learns which entries
+the remaining checkpoints need.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from cutline.base.logs import get_logger
-from cutline.channels.log import ChannelLog
-from cutline.model.ids import START, BatchId, Epoch, OperatorId
-from cutline.ports import Manifest, SnapshotStore
-from cutline.protocol.history.retention import EpochNeeds, truncation_points
+from cutline.coordinator.ports import OnCollected
+from cutline.model.ids import Epoch
+from cutline.ports.checkpoint_store import CheckpointStore
+from cutline.protocol.history.retention import EpochNeeds, needs_of
 from cutline.protocol.messages.coordinator import ReleaseEpochs
 
 log = get_logger(__name__)
 
 Result = TypeVar("Result")
-#: Gets the snapshots, the logs, what operators need that are behind theirs, and the check for a successor.
-Sweep = Callable[
-    [SnapshotStore, Mapping[OperatorId, ChannelLog], Iterable[EpochNeeds], Callable[[], None]],
-    Result,
-]
-
-
-def needs_of(manifest: Manifest) -> EpochNeeds:
-    """What a restore to this epoch would read."""
-    return EpochNeeds.of(
-        {name: cut.barrier for name, cut in manifest.operators.items()},
-        [cut.positions for cut in manifest.operators.values()],
-    )
-
-
-def needs_behind_log(channel: ChannelLog, committed: BatchId) -> EpochNeeds | None:
-    """What an operator needs that has finished ``committed`` and has more batches in its log; None if it has not."""
-    following = channel.find_batch(BatchId(committed + 1))
-    if committed >= channel.last_batch or following is None:
-        return None
-    read = channel.positions_after(committed)
-    inputs = {name: read.get(name, START) for name in following.positions}
-    # The entry of the batch that it has finished stays too: it says from where on the next one reads.
-    finished = channel.find_batch(committed) or following
-    # No snapshot of its own: it says what must stay, not that somebody could begin from there.
-    return EpochNeeds(operators=(), channels={channel.operator: finished.seq, **inputs})
+#: Receives the checkpoints and the check that no other process runs the flow.
+Collect = Callable[[CheckpointStore, Callable[[], None]], Result]
 
 
 class Janitor:
-    """One thread; requests are taken in the order in which they come."""
+    """Collects on one thread, in the order of the requests."""
 
     def __init__(
         self,
         *,
-        snapshots: SnapshotStore,
-        channels: Mapping[OperatorId, ChannelLog],
-        touched_by: Mapping[OperatorId, Collection[OperatorId]],
+        checkpoints: CheckpointStore,
         check_fence: Callable[[], None] = lambda: None,
-        live_needs: Callable[[], Iterable[EpochNeeds]] = tuple,
-        forget_left: Callable[[], object] = tuple,
+        collect_left_logs: Callable[[], object] = tuple,
     ) -> None:
-        """``touched_by``: who writes and reads each channel.
-
-        ``live_needs``: what operators need that are behind their own logs, perhaps by more than their newest snapshot.
-        ``check_fence`` raises when another process runs the flow: it is asked before anything is deleted.
-        ``forget_left`` deletes the logs of operators that neither the flow nor a checkpoint has any more.
+        """``check_fence`` raises when another process runs the flow; it is called before anything is deleted.
+        ``collect_left_logs`` deletes the logs of operators that neither the flow nor a checkpoint has any more.
         """
-        self._touched_by = touched_by
-        self._live_needs = live_needs
         self._check_fence = check_fence
-        #: Held while something is deleted; who reads logs anew, as a region that goes back, holds it too.
+        #: Held while something is deleted, and while a region is restored.
         self.at_rest = threading.Lock()
-        self._forget_left = forget_left
-        self._snapshots = snapshots
-        self._channels = channels
-        self._requests: queue.SimpleQueue[ReleaseEpochs | None] = queue.SimpleQueue()
+        self._collect_left_logs = collect_left_logs
+        self._checkpoints = checkpoints
+        self._requests: queue.SimpleQueue[tuple[ReleaseEpochs, OnCollected] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cutline-janitor", daemon=True)
-        #: Epochs that may go and are not gone yet: what fails is tried again with the next request.
+        #: Released epochs that are not collected yet; the next request retries a failed collection.
         self._doomed: set[Epoch] = set()
-        #: Epochs that somebody reads at this moment, whatever may be said of them.
+        #: Epochs that are being read: they stay even if they are released.
         self._held: Counter[Epoch] = Counter()
 
     def start(self, abandoned: Iterable[Epoch] = ()) -> None:
@@ -90,49 +61,48 @@ class Janitor:
         if self._thread.is_alive():
             self._thread.join(timeout=30)
 
-    def release(self, request: ReleaseEpochs) -> None:
-        self._requests.put(request)
+    def release(self, request: ReleaseEpochs, on_collected: OnCollected = lambda _: None) -> None:
+        """``on_collected`` receives the log entries that the remaining checkpoints need."""
+        self._requests.put((request, on_collected))
 
     def hold(self, epoch: Epoch) -> bool:
-        """Keep a checkpoint, and all it needs, until ``let_go``; False if it is gone already."""
+        """Keep a checkpoint, and all it needs, until ``end_hold``; False if it is collected already."""
         with self.at_rest:
-            if epoch not in self._snapshots.epochs():
+            if epoch not in self._checkpoints.epochs():
                 return False
             self._held[epoch] += 1
             return True
 
-    def let_go(self, epoch: Epoch) -> None:
+    def end_hold(self, epoch: Epoch) -> None:
         with self.at_rest:
             self._held -= Counter([epoch])
 
-    def while_at_rest(self, sweep: Sweep[Result]) -> Result:
-        """Let somebody else collect, while nothing is collected here and no region goes back."""
+    def while_at_rest(self, collect: Collect[Result]) -> Result:
+        """Run a collection that a user has requested, while no other collection and no restore of a region runs."""
         with self.at_rest:
-            return sweep(self._snapshots, self._channels, self._live_needs(), self._check_fence)
+            return collect(self._checkpoints, self._check_fence)
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
+            released, on_collected = request
             try:
-                self.collect(request)
-            except Exception:  # nothing is lost by keeping too much; the next round tries again
-                log.warning("collection_failed", drop=request.drop, exc_info=True)
+                on_collected(self.collect(released))
+            except Exception:  # keeping too much loses nothing; the next request retries
+                log.warning("collection_failed", drop=released.drop, exc_info=True)
 
-    def collect(self, request: ReleaseEpochs) -> None:
-        """Drop exactly the epochs named, and what no retained one needs.
+    def collect(self, request: ReleaseEpochs) -> list[EpochNeeds]:
+        """Collect the named epochs and what no retained one needs; return the log entries that the retained ones need.
 
-        The epochs before the entries that only they need: killed half-way, no epoch is left that cannot be restored.
+        Epochs go before the entries that only they need: after a kill half-way, every epoch left can be restored.
         """
         with self.at_rest:
             self._doomed.update(request.drop)
             held = set(self._held)
-            needs = [needs_of(self._snapshots.load_manifest(epoch)) for epoch in {*request.retained, *held}]
-            gone = self._snapshots.collect(self._doomed - held, request.open_from, self._check_fence)
+            needs = [needs_of(self._checkpoints.load_manifest(epoch)) for epoch in {*request.retained, *held}]
+            gone = self._checkpoints.collect(self._doomed - held, request.open_from, self._check_fence)
             self._doomed &= held
-            # Asked for under the lock, and after an operator that went back is in its new directory.
-            for name, below in truncation_points([*needs, *self._live_needs()], self._touched_by).items():
-                self._check_fence()
-                self._channels[name].truncate(below)
             self._check_fence()
-            self._forget_left()
+            self._collect_left_logs()
         if gone:
             log.debug("checkpoints_collected", epochs=gone)
+        return needs

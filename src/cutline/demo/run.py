@@ -14,7 +14,7 @@ _HISTORY = 100_000
 
 
 def run_demo(settings: DemoSettings, kills: int, watch: Watcher, *, loses_host: bool = False) -> dict[str, Any]:
-    """The report of a demo run; ``ok`` says whether everything was published exactly once."""
+    """Run the demo and return its report; ``ok``: everything was published exactly once."""
     demo = DemoRun(settings, kills, watch, loses_host=loses_host)
     demo.run()
     report = check(settings)

@@ -1,4 +1,4 @@
-"""What a demo run consists of."""
+"""The settings of a demo run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-#: Of ten payments seven are made by card, three by UPI: two sources with different rates.
+#: Seven of ten payments are made by card, three by UPI: two sources with different rates.
 _CARD_SHARE = 0.7
 FLOW_NAME = "payments"
 
 
 class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the worker must know; travels to it as JSON."""
+    """Everything the worker must know, passed to it as JSON."""
 
     folder: str
     rows: int
@@ -20,9 +20,9 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     interval: str
     mode: str
-    #: Target length of the input, which sets the sources' pace.
+    #: Target duration of the input, which sets the sources' rate.
     seconds: float
-    #: Where checkpoints are copied to; "": nowhere.
+    #: The remote tier; "": none.
     remote: str = ""
     remote_options: dict[str, str] = {}
 

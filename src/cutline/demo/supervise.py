@@ -19,21 +19,22 @@ import msgspec
 from cutline.demo.settings import FLOW_NAME, DemoSettings
 from cutline.errors import FlowFailedError
 from cutline.model.layout import Layout
+from cutline.model.status import FlowStatus
 
 _LOOK_SECONDS = 0.1
-#: A worker that takes longer than this for everything is stuck.
-_PATIENCE_SECONDS = 900.0
-#: Kills come this long after the worker has made its first progress.
+#: A worker that has not finished after this long is stuck.
+_DEADLINE_SECONDS = 900.0
+#: A kill comes this long after the worker's first progress.
 _KILL_WINDOW_SECONDS = (0.1, 5.0)
 
-Watcher = Callable[[dict[str, Any], str], None]
+Watcher = Callable[[FlowStatus | None, str], None]
 
 
 class DemoRun:
     """One run with a number of kills; the moments come from the seed."""
 
     def __init__(self, settings: DemoSettings, kills: int, watch: Watcher, *, loses_host: bool = False) -> None:
-        """``loses_host``: with each kill the worker's whole storage folder goes; the remote tier and sinks remain."""
+        """``loses_host``: each kill also deletes the worker's storage folder; the remote tier and sinks remain."""
         self._loses_host = loses_host
         self._settings = settings
         self._kills_left = kills
@@ -45,8 +46,8 @@ class DemoRun:
         self.recoveries: list[dict[str, Any]] = []
 
     def run(self) -> None:
-        """Until the worker has published everything."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        """Run until the worker has published everything."""
+        deadline = time.monotonic() + _DEADLINE_SECONDS
         killed_at: float | None = None
         while True:
             worker = self._start_worker()
@@ -68,15 +69,15 @@ class DemoRun:
             )
 
     def _follow(self, worker: subprocess.Popen[bytes], killed_at: float | None, deadline: float) -> float | None:
-        """Watch one worker to its end; returns when it was killed, or None when it has finished its work."""
+        """Watch one worker until it ends; returns the time of its kill, or None when it has finished its work."""
         kill_at: float | None = None
         while worker.poll() is None:
             status = self._status(worker.pid)
-            self._watch(status or {}, f"kills so far: {self.kills}")
-            if status and sum(item["batches"] for item in status["operators"].values()) > 0:
+            self._watch(status, f"kills so far: {self.kills}")
+            if status is not None and sum(item.batches for item in status.operators.values()) > 0:
                 if killed_at is not None:
                     seconds = round(time.monotonic() - killed_at, 2)
-                    self.recoveries.append({"path": status["recovery"]["path"], "seconds": seconds})
+                    self.recoveries.append({"path": status.recovery.path, "seconds": seconds})
                     killed_at = None
                 if kill_at is None and self._kills_left > 0 and self._may_die(status):
                     kill_at = time.monotonic() + self._random.uniform(*_KILL_WINDOW_SECONDS)
@@ -99,20 +100,20 @@ class DemoRun:
             )
         return None
 
-    def _may_die(self, status: dict[str, Any]) -> bool:
-        """A host that is lost before anything was copied is lost for good."""
-        return not self._loses_host or status["remote"]["epoch"] > 0
+    def _may_die(self, status: FlowStatus) -> bool:
+        """A host that is lost before anything was uploaded cannot be recovered."""
+        return not self._loses_host or (status.remote is not None and status.remote.epoch > 0)
 
-    def _status(self, pid: int) -> dict[str, Any] | None:
+    def _status(self, pid: int) -> FlowStatus | None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            status: dict[str, Any] = msgspec.json.decode(self._layout.status.read_bytes())
-            if status.get("pid") == pid:
+            status = msgspec.json.decode(self._layout.status.read_bytes(), type=FlowStatus)
+            if status.pid == pid:
                 return status
         return None
 
 
 def _kill_group(worker: subprocess.Popen[bytes]) -> None:
-    """SIGKILL for the worker, its JVM and all of its Python workers at once, as when a host's power goes."""
+    """SIGKILL the worker, its JVM and all of its Python workers at once, as in a power failure."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()

@@ -1,4 +1,4 @@
-"""What the published tables must hold, computed without Spark, without Cutline's runtime, from the numbers alone."""
+"""What the published tables must hold, computed from the settings alone, without Spark and Cutline's runtime."""
 
 from __future__ import annotations
 

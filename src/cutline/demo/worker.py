@@ -1,4 +1,4 @@
-"""The process that runs the demo's flow: the one that gets killed."""
+"""The process that runs the demo's flow and is killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether a checkpoint that lies elsewhere is whole: in the remote tier, or in a savepoint.
+"""Verifies copies of checkpoints: in the remote tier, or in a savepoint.
 
-The surest test of a copy is to fetch it, into a folder that is thrown away and with the very code that a restore would
-use, and then to look at it as at any other. Every byte is read.
+The most reliable test is to download the copy into a temporary folder, with the code that a restore uses, and to verify
+it like any other checkpoint. Every byte is read.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cutline.errors import CutlineError
-from cutline.maintenance.verify import EpochReport, Finding
+from cutline.maintenance.findings import EpochReport, Finding
 from cutline.model.ids import Epoch
 from cutline.model.layout import Layout
-from cutline.tiers.upload import Replica
+from cutline.tiers.remote_tier import RemoteTier
 
-#: Looks at one checkpoint in a folder.
+#: Verifies one checkpoint in a folder.
 Look = Callable[[Layout, Epoch], EpochReport]
 
 
 def verify_copies(
-    replica_in: Callable[[Layout], Replica], flow: str, look: Look, epochs: Iterable[Epoch] | None = None
+    tier_in: Callable[[Layout], RemoteTier], flow: str, look: Look, epochs: Iterable[Epoch] | None = None
 ) -> list[EpochReport]:
-    """``replica_in``: what is to be looked at, as a source for a folder. ``epochs``: None means all there are.
+    """``tier_in``: opens the copies as a tier for a folder. ``epochs``: None means all.
 
-    Raises StoreError if it cannot be looked at.
+    Raises StoreError if the copies cannot be listed.
     """
     with tempfile.TemporaryDirectory(prefix="cutline-verify-") as folder:
-        known = replica_in(Layout(Path(folder), flow)).epochs()
+        known = tier_in(Layout(Path(folder), flow)).checkpoints.epochs()
     wanted = known if epochs is None else list(epochs)
-    return [_one(replica_in, flow, epoch, look, is_there=epoch in known) for epoch in wanted]
+    return [_one(tier_in, flow, epoch, look, is_there=epoch in known) for epoch in wanted]
 
 
 def _one(
-    replica_in: Callable[[Layout], Replica], flow: str, epoch: Epoch, look: Look, *, is_there: bool
+    tier_in: Callable[[Layout], RemoteTier], flow: str, epoch: Epoch, look: Look, *, is_there: bool
 ) -> EpochReport:
     if not is_there:
         return _damaged(epoch, f"checkpoints/{epoch:012d}/manifest.json", "there is no such checkpoint")
-    # A folder for each: what one epoch lacks must not be found because another one has brought it.
+    # One folder per epoch: content that one epoch lacks must not be found because another one has downloaded it.
     with tempfile.TemporaryDirectory(prefix="cutline-verify-") as folder:
         layout = Layout(Path(folder), flow)
-        replica = replica_in(layout)
+        tier = tier_in(layout)
         try:
-            manifest = replica.load_manifest(epoch)
-            replica.fetch_records()
-            replica.fetch_content(manifest)
+            manifest = tier.checkpoints.load_manifest(epoch)
+            tier.downloader.download_records()
+            tier.downloader.download_content(manifest)
         except CutlineError as error:
-            return _damaged(epoch, str(error.where.get("path", replica.url)), error.what)
+            return _damaged(epoch, str(error.where.get("path", tier.url)), error.what)
         return look(layout, epoch)
 
 

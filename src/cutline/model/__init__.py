@@ -1,1 +1,1 @@
-"""The nouns: names, the graph, entries, checkpoints, places on disk, what a restore is asked for."""
+"""The nouns: data only, no decisions, no I/O."""

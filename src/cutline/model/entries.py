@@ -1,23 +1,28 @@
-"""The numbered entries of a channel's log."""
+"""The entries of a channel's log: data and barriers."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
-from cutline.base import records
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import BatchId, Epoch, Generation, OperatorId, Position, SinkId
-from cutline.ports import Segment, StagedBatch
-from cutline.protocol.messages.coordinator import BarrierTerms
+from cutline.model.staging import StagedBatch
 
-KIND = "entry"
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """An Arrow IPC file with rows of one batch, written by one task."""
+
+    #: File name inside the channel's data folder.
+    name: str
+    rows: int
+    size_bytes: int
+    crc32: int
 
 
 class DataEntry(msgspec.Struct, frozen=True, kw_only=True, tag="data"):
     """One batch of the operator: its rows for consumers, its staged output for sinks, and how far it had read.
 
-    Creating the entry is the moment at which the batch has happened.
+    Creating the entry commits the batch.
     """
 
     seq: Position
@@ -26,9 +31,9 @@ class DataEntry(msgspec.Struct, frozen=True, kw_only=True, tag="data"):
     rows: int
     segments: list[Segment]
     staged: dict[SinkId, StagedBatch]
-    #: Per input channel: everything below was read by this batch or one before it.
+    #: Per input channel: this batch or an earlier one has read everything below.
     positions: dict[OperatorId, Position]
-    #: Per-operator mode: how the engine had planned the batch, so that it can be run again exactly so.
+    #: Per-operator mode: how the engine planned the batch, so that the batch can be rerun exactly as planned.
     plan: dict[str, bytes] = {}
 
     @property
@@ -43,7 +48,7 @@ class BarrierEntry(msgspec.Struct, frozen=True, kw_only=True, tag="barrier"):
     generation: Generation
     epoch: Epoch
     batch: BatchId
-    #: How far the batches up to ``batch`` have read each input: with it a barrier says all there is to a cut.
+    #: How far the batches up to ``batch`` have read each input: this makes the barrier a full description of the cut.
     positions: dict[OperatorId, Position]
     aligned: bool
     #: The terms travel with the barrier, so that consumers need no other message.
@@ -63,32 +68,3 @@ class BarrierEntry(msgspec.Struct, frozen=True, kw_only=True, tag="barrier"):
 
 
 Entry = DataEntry | BarrierEntry
-
-
-def entry_name(seq: Position) -> str:
-    return f"{seq:012d}.json"
-
-
-def entry_path(channel_dir: Path, generation: Generation, seq: Position) -> Path:
-    return generation_dir(channel_dir, generation) / entry_name(seq)
-
-
-def generation_dir(channel_dir: Path, generation: Generation) -> Path:
-    return channel_dir / f"g{generation:06d}"
-
-
-def data_dir(channel_dir: Path) -> Path:
-    return channel_dir / "data"
-
-
-def encode(entry: Entry) -> bytes:
-    return records.encode(KIND, entry)
-
-
-def decode(data: bytes, path: object) -> Entry:
-    """``path`` is for the error."""
-    return records.decode(KIND, data, Entry, path=path)  # type: ignore[arg-type]  # as below
-
-
-def load(path: Path) -> Entry:
-    return records.load(KIND, path, Entry)  # type: ignore[arg-type]  # msgspec takes unions, its stubs do not say so

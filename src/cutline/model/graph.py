@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cutline.config.options import OperatorOptions
+from cutline.config.options import OperatorOptions, Options
 from cutline.errors import FlowDefinitionError
 from cutline.model.ids import FlowName, OperatorId, SinkId
 
 #: Names become folder names, metric labels and parts of URLs.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
-#: An operator's record lies under its name beside the manifest of the checkpoint.
+#: An operator's record is stored under its name, beside the manifest of the checkpoint.
 _TAKEN = frozenset({"manifest"})
-#: "complete" re-emits the whole result with every batch, which a log of changes cannot carry.
+#: "complete" re-emits the whole result with every batch, which a log of changes cannot represent.
 CHANNEL_OUTPUT_MODES = frozenset({"append", "update"})
 
 
@@ -26,7 +26,7 @@ class OperatorNode:
     operator: OperatorId
     inputs: tuple[OperatorId, ...]
     subtasks: int | None
-    #: None: not said; "append" unless a sink says otherwise.
+    #: None: not declared; then "append", unless a sink declares another mode.
     output_mode: str | None
     options: OperatorOptions = field(default_factory=OperatorOptions)
 
@@ -44,9 +44,9 @@ class SinkNode:
     output_mode: str | None
     #: Modes the sink can publish.
     supported_modes: frozenset[str]
-    #: What becomes of what it has published when the flow goes back behind it.
+    #: What happens to its published epochs when the flow is restored to an earlier one.
     on_rollback: RollbackPolicy = "rewind"
-    #: When its rows become visible: with the checkpoint they belong to, or as soon as their batch has happened.
+    #: When its rows become visible: with the checkpoint they belong to, or as soon as their batch is in the log.
     publish: PublishPolicy = "checkpoint"
 
 
@@ -73,16 +73,20 @@ class FlowGraph:
     def consumers(self, operator: OperatorId) -> tuple[OperatorId, ...]:
         return tuple(node.operator for node in self.operators if operator in node.inputs)
 
+    def own_options(self, options: Options) -> dict[str, OperatorOptions]:
+        """The options of each operator: configuration wins over code."""
+        return {node.operator: options.of_operator(node.operator, node.options) for node in self.operators}
+
     def sinks_of(self, operator: OperatorId) -> tuple[SinkId, ...]:
         return tuple(node.sink for node in self.sinks if node.operator == operator)
 
 
 def check_name(kind: str, name: str, flow: str | None = None) -> None:
-    """Raise unless the name can be used everywhere a name is used."""
+    """Raise unless the name is valid wherever names are used."""
     if not _NAME.fullmatch(name) or name.lower() in _TAKEN:
         raise FlowDefinitionError(
             f"{name!r} cannot be the name of {kind}",
-            next_step="use a letter, then up to 62 letters, digits, '_' or '-'; 'manifest' is taken",
+            next_step="begin with A-Z or a-z, then use up to 62 of A-Z, a-z, 0-9, '_' and '-'; 'manifest' is reserved",
             flow=flow,
         )
 
@@ -121,7 +125,7 @@ def _check_inputs(flow: FlowName, nodes: dict[OperatorId, OperatorNode]) -> None
             if name not in nodes:
                 raise FlowDefinitionError(
                     f"unknown input {name!r}",
-                    next_step=f"declare it first; declared are: {', '.join(sorted(nodes))}",
+                    next_step=f"declare it first; declared operators: {', '.join(sorted(nodes))}",
                     flow=flow,
                     operator=node.operator,
                 )
@@ -139,7 +143,7 @@ def _in_order(flow: FlowName, nodes: dict[OperatorId, OperatorNode]) -> tuple[Op
         if not ready:
             raise FlowDefinitionError(
                 f"the operators {', '.join(sorted(waiting))} form a cycle",
-                next_step="a flow must run from sources to sinks without coming back",
+                next_step="make the graph acyclic: rows flow from sources to sinks only",
                 flow=flow,
             )
         for node in ready:
@@ -154,7 +158,7 @@ def _output_mode(
     asked |= {sink.output_mode for sink in sinks if sink.operator == node.operator and sink.output_mode}
     if len(asked) > 1:
         raise FlowDefinitionError(
-            f"output modes {', '.join(sorted(asked))} are asked for at once",
+            f"the operator has several output modes: {', '.join(sorted(asked))}",
             next_step="an operator runs as one query and has one mode; split it into two operators",
             flow=flow,
             operator=node.operator,

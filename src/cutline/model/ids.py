@@ -1,4 +1,4 @@
-"""The names and numbers everything else speaks in. An id is a type, never a bare ``int`` or ``str``."""
+"""The names and numbers that all other modules use. An id is a type, never a bare ``int`` or ``str``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Subtask = NewType("Subtask", int)
 
 #: Number of a checkpoint. Only grows; never used twice, not even after a rollback.
 Epoch = NewType("Epoch", int)
-#: Number of an incarnation of the flow. A higher generation fences all lower ones.
+#: Number of a generation of the flow: one run, or one restore of a region. A higher number fences all lower ones.
 Generation = NewType("Generation", int)
 #: Spark's micro-batch id. ``NO_BATCH`` stands for "before the first batch".
 BatchId = NewType("BatchId", int)
-#: A place between two entries of a channel's log: everything below it has been read.
+#: A position between two entries of a channel's log: everything below it has been read.
 Position = NewType("Position", int)
 
 NO_EPOCH = Epoch(0)

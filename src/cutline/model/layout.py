@@ -1,4 +1,4 @@
-"""Every path Cutline uses below a flow's folder, built here and nowhere else."""
+"""Every path that Cutline uses below a flow's folder, built here and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class Layout:
     def __init__(self, storage: Path, flow: str) -> None:
         self.root = storage / flow
 
+    def name(self, path: Path) -> str:
+        """A path below the flow's folder, relative to it and with slashes: its name in an object store too."""
+        return path.relative_to(self.root).as_posix()
+
     @property
     def identity(self) -> Path:
         return self.root / "flow.json"
@@ -28,7 +32,7 @@ class Layout:
 
     @property
     def status(self) -> Path:
-        """A small file for people and programs that watch; rewritten all the time, never needed."""
+        """A small file for monitoring; rewritten all the time, never read by the flow."""
         return self.root / "status.json"
 
     @property
@@ -57,7 +61,7 @@ class Layout:
 
     @property
     def live_home(self) -> Path:
-        """Where Spark's directories lie, if not here."""
+        """Records where Spark's directories are, if not here."""
         return self.root / "live-dirs.json"
 
     @property
@@ -80,12 +84,12 @@ class Layout:
 
     @property
     def requests(self) -> Path:
-        """What people ask of the running process."""
+        """Requests from other processes to the running one."""
         return self.root / "requests"
 
     @property
-    def restore_wish(self) -> Path:
-        """Where the next start is to take the flow back to, if a person has said so."""
+    def restore_request(self) -> Path:
+        """The restore request that the next start carries out, if there is one."""
         return self.root / "restore.json"
 
     @property
@@ -106,5 +110,5 @@ class Layout:
         return self.checkpoint(epoch) / "manifest.json"
 
     def record(self, epoch: Epoch, operator: OperatorId, generation: Generation) -> Path:
-        """One per generation: a record is never changed, and an operator that came back writes one of its own."""
+        """One per generation: a record is never changed, so a restored operator writes its own."""
         return self.checkpoint(epoch) / f"{operator}.g{generation:06d}.json"

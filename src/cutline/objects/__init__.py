@@ -1,4 +1,4 @@
-"""Object stores behind ``cutline.ports.objects``: a folder, the memory of this process, S3 and its like."""
+"""Adapters of ``cutline.ports.objects``: a folder, the memory of this process, S3 and similar services."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a failed request of obstore means: did it certainly not happen, and is it worth another try?
+"""Classifies failed requests of obstore: did the request certainly not happen, and is a retry worthwhile?
 
-obstore puts most failures into one class, so the text must be read. Only what the text clearly says makes a failure a
-certain one; whatever is not understood counts as "may have happened".
+obstore raises one class for most failures, so the text must be parsed. A failure is certain only if the text clearly
+says so; every other failure counts as "may have happened".
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ _TRANSPORT_IN_WORDS = {
 class Failure(NamedTuple):
     """One failed request."""
 
-    #: For people. Made of known words, never of the server's text: that may hold what belongs in no log.
+    #: Human-readable. Built from known words, never from the server's text, which may hold secrets.
     why: str
-    #: It certainly had no effect (if obstore sent it only once).
+    #: The request certainly had no effect (if obstore sent it only once).
     had_no_effect: bool
-    #: It may go better in a moment.
+    #: A retry may succeed.
     may_pass: bool
     is_missing: bool = False
 
 
 def understand(error: Exception) -> Failure:
-    """Read the failure of one request that was sent at most once."""
+    """Classify the failure of one request that was sent at most once."""
     text = str(error)
     status = status_of(error)
     code = _CODE.search(text)
     if status is not None:
         why = f"status {status}" + (f", {code[1]}" if code else "")
         missing = isinstance(error, FileNotFoundError) and (code is None or code[1] != "NoSuchBucket")
-        # 408 is the server's view of a timeout. 409 and 429: somebody else is at it, or too many are.
+        # 408 is the server's view of a timeout. 409 and 429: a concurrent request, or too many of them.
         refused = 300 <= status < 500 and status != 408
         return Failure(why, refused, status in (408, 409, 429) or status >= 500, missing)
     if isinstance(error, FileNotFoundError):
-        return Failure("there is none", True, False, True)
+        return Failure("no such object", True, False, True)
     if isinstance(error, _REFUSALS):
         return Failure(f"refused, {type(error).__name__}", True, False)
     if "Received redirect without LOCATION" in text:
-        return Failure("the bucket is elsewhere; is the region right?", True, False)
+        return Failure("the bucket is in another region; is the region right?", True, False)
     transport = _TRANSPORT.search(text)
     if transport is not None:
         why = _TRANSPORT_IN_WORDS.get(transport[1], f"transport error, {transport[1]}")

@@ -1,7 +1,7 @@
 """A folder as an object store: a file per object, durable when the call returns.
 
-Not obstore's LocalStore: that one gives a file its name without having synced it, so a power cut could leave an empty
-object, and a create of it would answer "it is there" for ever.
+Not obstore's LocalStore: it renames a file into place without syncing it first, so a power cut could leave an empty
+object, and every later create of it would report that the object exists.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from cutline.base.backoff import Backoff
 from cutline.base.durable import fsync_dir, is_temporary, make_dir
+from cutline.base.retry import Retry
 from cutline.errors import MissingObject, NotDone, OutcomeUnknown
 from cutline.objects.names import checked, checked_folder
 from cutline.objects.staging import pieces_of, put_in_place, staged
 from cutline.ports.objects import ObjectInfo
 
-#: How often a write begins again because a delete has just taken away the folder it was about to use.
-_TRIES = 20
+#: A write is retried when a delete has just removed the folder it was about to use.
+_WRITES = Retry(limit=20, backoff=Backoff(first_s=0.001, limit_s=0.05, jitter=0.5))
 
 
 class FolderStore:
@@ -30,7 +32,7 @@ class FolderStore:
         try:
             make_dir(self._root)
         except OSError as error:
-            raise NotDone("the folder cannot be made", path=self._root, why=error.strerror) from error
+            raise NotDone("the folder cannot be created", path=self._root, why=error.strerror) from error
 
     def __repr__(self) -> str:
         return f"FolderStore({self.url})"
@@ -57,7 +59,7 @@ class FolderStore:
     def download(self, path: str, target: Path) -> None:
         with self._reading(path):
             source = self._file(path)
-            # Opened first, so that a missing object is told from a missing target folder.
+            # Opened first, to distinguish a missing object from a missing target folder.
             source.open("rb").close()
         try:
             put_in_place(target, pieces_of(source))
@@ -88,10 +90,10 @@ class FolderStore:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     file.unlink()
                     removed += 1
-                    self._tidy(file.parent)
+                    self._remove_empty(file.parent)
             except OSError as error:
                 if file.is_dir():
-                    continue  # a folder is no object: there is nothing to remove
+                    continue  # a folder is not an object: there is nothing to delete
                 kind = OutcomeUnknown if removed else NotDone
                 raise kind("the object cannot be removed", store=self.url, path=path, why=error.strerror) from error
 
@@ -104,8 +106,8 @@ class FolderStore:
                     found.append(_info(os.path.relpath(file.path, self._root), status))
         return found
 
-    def drop_leftovers(self, older_than_ms: int) -> int:
-        """Temporary files of writers that died."""
+    def collect_leftovers(self, older_than_ms: int) -> int:
+        """Delete temporary files of writers that died."""
         dropped = 0
         for info in self.leftovers(older_than_ms):
             with contextlib.suppress(FileNotFoundError):
@@ -126,7 +128,7 @@ class FolderStore:
             raise NotDone("the object cannot be read", store=self.url, path=path, why=error.strerror) from error
 
     def _files(self, folder: Path) -> Iterator[os.DirEntry[str]]:
-        """Every file below a folder; what disappears meanwhile may be missing."""
+        """Every file below a folder; files that are deleted meanwhile may be missing."""
         try:
             entries = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -154,34 +156,30 @@ class FolderStore:
         return changed
 
     def _settle(self, file: Path, content: Callable[[], Iterable[bytes]], settle: Callable[[Path, Path], bool]) -> bool:
-        tries = 0
-        while True:
-            try:
-                make_dir(file.parent)
-                with staged(file, content()) as temp:
-                    return settle(temp, file)
-            except FileNotFoundError:
-                tries += 1
-                if tries == _TRIES:
-                    raise
+        def attempt() -> bool:
+            make_dir(file.parent)
+            with staged(file, content()) as temp:
+                return settle(temp, file)
+
+        return _WRITES.call(attempt, on=FileNotFoundError)
 
     def _sync_up_from(self, folder: Path) -> None:
-        # All the way up: another writer may have made these folders a moment ago and not have synced them yet. For the
-        # same reason after a create that found something: the caller may rely on what is there.
+        # Up to the root: another writer may have just created these folders without having synced them yet. A create
+        # that finds an existing object syncs for the same reason: the caller may rely on that object.
         while True:
-            with contextlib.suppress(FileNotFoundError):  # a delete has emptied and removed it since
+            with contextlib.suppress(FileNotFoundError):  # a delete has removed the empty folder since
                 fsync_dir(folder)
             if folder == self._root:
                 return
             folder = folder.parent
 
-    def _tidy(self, folder: Path) -> None:
-        """Remove folders that hold nothing any more, so that their names can be used again."""
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove empty folders, so that objects can use their names."""
         while folder != self._root:
             try:
                 folder.rmdir()
             except OSError:
-                return  # in use, or removed by somebody else
+                return  # in use, or already removed
             folder = folder.parent
 
 
@@ -191,8 +189,8 @@ def _link(temp: Path, target: Path) -> bool:
     except FileExistsError:
         if target.is_dir():
             raise
-        # On a network disk the reply to a link that worked can be lost, and its repeat meets itself. Two names on our
-        # temporary file mean that one of them is the target.
+        # On a network disk the reply to a successful link can be lost, and the repeated link then fails on its own
+        # target. Two names of our temporary file mean that one of them is the target.
         return temp.stat().st_nlink == 2
     return True
 

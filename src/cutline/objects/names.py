@@ -1,4 +1,4 @@
-"""Which names an object may have: those that mean the same in every store."""
+"""The names an object may have: those that mean the same in every store."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from cutline.errors import NotDone
 
 
 def checked(path: str) -> str:
-    """The path itself, if every store takes it as it is; otherwise NotDone.
+    """The path itself, if every store accepts it unchanged; raises NotDone otherwise.
 
-    Stores disagree on the rest: some drop a slash at the end, some read a backslash as a slash, and a folder cannot
+    Stores disagree on other names: some strip a trailing slash, some read a backslash as a slash, and a folder cannot
     hold ".." or a name that looks like its own temporary files.
     """
     for part in path.split("/"):

@@ -1,4 +1,4 @@
-"""From a URL to the store that it names."""
+"""Opens the store that a URL names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _REMOTE_SCHEMES = ("s3", "gs", "az")
 def open_store(url: str, options: Mapping[str, str] = {}) -> ObjectStore:
     """Open the store at ``file:///folder``, ``/folder``, ``memory://name``, ``s3://bucket/prefix``, ``gs://`` or ``az://``.
 
-    Nothing is sent to a remote store yet. ``options`` are for remote stores: ``endpoint``, ``region``,
-    ``access_key_id`` and so on, as obstore names them (what is not given comes from the standard environment
-    variables), and ``request_timeout_s`` and ``retry_for_s``.
+    This sends nothing to a remote store. ``options`` are for remote stores: ``endpoint``, ``region``,
+    ``access_key_id`` and so on, as obstore names them (missing ones come from the standard environment variables), and
+    ``request_timeout_s`` and ``retry_for_s``.
     """
     parts = urlsplit(url)
     if "://" not in url:
         return _open_folder(Path(url), options)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-        # It may hold a secret, so the message must not repeat it.
+        # The URL may hold a secret, so the message must not repeat it.
         raise ConfigError(
             "the URL of an object store holds more than a place",
             next_step="give credentials as options or in the environment, never in the URL",

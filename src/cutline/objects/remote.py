@@ -1,18 +1,16 @@
-"""Object stores over a network, and one in memory, by obstore.
+"""Object stores over a network, and one in memory, built on obstore.
 
-How often a request is sent decides what its failure means. obstore can repeat requests by itself: a conditional create
-whose first reply was lost would meet its own object and say "already exists", and the winner would believe it lost. To
-compare bytes afterwards does not help, as two racing creators may write the same. So whatever changes something is sent
-once, and repeated here only if the time before had certainly no effect. Reads are repeated freely. Uploads in parts let
-obstore repeat the parts; what such an upload has done is uncertain whenever it fails.
+How often a request is sent determines what its failure means. obstore can repeat requests by itself: a conditional
+create whose first reply was lost would find its own object and report "already exists", so the winner would believe it
+lost. Comparing bytes afterwards does not help, as two racing creators may write the same bytes. So a request that
+changes something is sent once, and repeated here only if the attempt before certainly had no effect. Reads are repeated
+freely. Multipart uploads let obstore repeat the parts; the effect of such an upload is unknown whenever it fails.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -23,6 +21,8 @@ import obstore
 from obstore import exceptions
 from obstore.store import MemoryStore, from_url
 
+from cutline.base.backoff import Backoff
+from cutline.base.retry import Retry
 from cutline.errors import ConfigError, MissingObject, NotDone, OutcomeUnknown, StoreError
 from cutline.objects.failures import RAISED, Failure, status_of, understand
 from cutline.objects.names import checked, checked_folder
@@ -35,22 +35,23 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-#: What one request carries. S3 wants parts of at least 5 MiB; with the time limit it asks for about 1 MiB/s.
+#: Bytes per request. S3 requires parts of at least 5 MiB; with the timeout this requires about 1 MiB/s.
 _PIECE_BYTES = 5 << 20
-#: S3 takes 10 000 parts.
+#: S3 accepts 10 000 parts.
 _MOST_PARTS = 9_000
 _PARTS_AT_ONCE = 4
-#: How many objects one request may remove on S3.
-_DELETE_AT_ONCE = 1_000
-#: Parts travel side by side and share the line, so each has more time than a request of its own.
-_PARTS_PATIENCE = 4
-#: How often a download begins again because its object was replaced meanwhile.
-_DOWNLOAD_TRIES = 5
+#: How many objects one request may delete on S3.
+_DELETE_LIMIT = 1_000
+#: Parts are uploaded in parallel and share the network, so each has more time than a single request.
+_PARTS_TIMEOUT_FACTOR = 4
+#: A download restarts when its object was replaced meanwhile.
+_DOWNLOADS = Retry(limit=5)
+_BACKOFF = Backoff(first_s=0.05, limit_s=1.0, jitter=0.5)
 
 _DEFAULT_REQUEST_TIMEOUT_S = 5.0
 _DEFAULT_RETRY_FOR_S = 3.0
 
-#: The processes (this one, and those it was forked from) in which obstore has used the network.
+#: The processes (this one and its ancestors before a fork) in which obstore has used the network.
 _network_users: set[int] = set()
 
 _memory_stores: dict[str, MemoryStore] = {}
@@ -58,17 +59,17 @@ _memory_lock = threading.Lock()
 
 
 class _ReplacedMeanwhileError(Exception):
-    """The object is no longer the one whose first part was fetched."""
+    """The object was replaced after its first part was downloaded."""
 
 
 class ObstoreStore:
-    """``once`` sends every request at most once; ``bulk`` repeats by itself and has more time."""
+    """``once`` sends every request at most once; ``bulk`` repeats requests by itself and has longer timeouts."""
 
     def __init__(self, url: str, once: Client, bulk: Client, *, retry_for_s: float, network: bool) -> None:
         self._url = url
         self._once = once
         self._bulk = bulk
-        self._retry_for_s = retry_for_s
+        self._retry = Retry(deadline_s=retry_for_s, backoff=_BACKOFF)
         self._network = network
 
     def __repr__(self) -> str:
@@ -81,7 +82,7 @@ class ObstoreStore:
     def read(self, path: str) -> bytes:
         def get() -> bytes | None:
             result = obstore.get(self._once, checked(path))
-            # One request has little time, so a large object is fetched piece by piece.
+            # A request has a short timeout, so a large object is downloaded piece by piece.
             return bytes(result.bytes()) if result.meta["size"] <= _PIECE_BYTES else None
 
         small = self._ask(get, path)
@@ -92,8 +93,8 @@ class ObstoreStore:
             try:
                 obstore.put(self._once, checked(path), data, mode="create", use_multipart=False)
             except exceptions.AlreadyExistsError as error:
-                # S3 also answers 409 while another write or delete of this object is under way, which says nothing of
-                # what will be there. Azure says 409 when it exists.
+                # S3 also answers 409 while another write or delete of this object is under way, which does not tell
+                # whether the object will exist. Azure answers 409 when it exists.
                 if status_of(error) == 409 and not self._is_there(path):
                     raise
                 return False
@@ -150,14 +151,14 @@ class ObstoreStore:
     def delete(self, paths: Iterable[str]) -> None:
         rest = iter([checked(path) for path in paths])
         removed = False
-        while some := list(islice(rest, _DELETE_AT_ONCE)):
+        while some := list(islice(rest, _DELETE_LIMIT)):
             try:
                 self._change(lambda some=some: self._remove(some), some[0])  # type: ignore[misc]
             except NotDone as error:
-                # Refused for one object says nothing of the others.
+                # A refusal for one object does not apply to the others.
                 if removed or len(some) > 1:
                     raise OutcomeUnknown(
-                        "perhaps not all objects are removed", store=self._url, why=error.where.get("why")
+                        "some objects may not be deleted", store=self._url, why=error.where.get("why")
                     ) from None
                 raise
             removed = True
@@ -165,15 +166,15 @@ class ObstoreStore:
     def leftovers(self, older_than_ms: int) -> list[ObjectInfo]:
         return []
 
-    def drop_leftovers(self, older_than_ms: int) -> int:
-        """Always 0. Unfinished multipart uploads can stay behind on S3, but obstore cannot list them: have a lifecycle
-        rule of the bucket remove them (docs/storage.md). Objects in memory leave nothing.
+    def collect_leftovers(self, older_than_ms: int) -> int:
+        """Always 0. Unfinished multipart uploads can stay behind on S3, but obstore cannot list them: let a lifecycle
+        rule of the bucket delete them (docs/storage.md). Stores in memory have no leftovers.
         """
         return 0
 
     def _check_process(self) -> None:
-        # obstore's threads do not come along into a forked process, but their sockets and wake-up calls do: a request
-        # there would hang for ever, past all time limits, and can make the parent hang as well.
+        # A forked process inherits the sockets and wakers of obstore's threads, but not the threads: a request there
+        # would hang forever, past all timeouts, and can make the parent hang as well.
         if self._network and _network_users - {os.getpid()}:
             raise NotDone(
                 "an object store was used before this process was forked",
@@ -200,13 +201,11 @@ class ObstoreStore:
         return self._ask(lambda: obstore.head(self._once, checked(path)), path)
 
     def _fetch(self, path: str, use: Callable[[Iterable[bytes]], _T]) -> _T:
-        """Hand on the pieces of one and the same object."""
-        for _ in range(_DOWNLOAD_TRIES):
-            try:
-                return use(self._pieces(path, self._head(path)))
-            except _ReplacedMeanwhileError:
-                continue
-        raise NotDone("the object is replaced faster than it can be read", store=self._url, path=path)
+        """Pass the pieces of one version of the object to ``use``."""
+        try:
+            return _DOWNLOADS.call(lambda: use(self._pieces(path, self._head(path))), on=_ReplacedMeanwhileError)
+        except _ReplacedMeanwhileError:
+            raise NotDone("the object is replaced faster than it can be read", store=self._url, path=path) from None
 
     def _pieces(self, path: str, meta: ObjectMeta) -> Iterator[bytes]:
         for start in range(0, meta["size"], _PIECE_BYTES):
@@ -224,7 +223,7 @@ class ObstoreStore:
         try:
             obstore.delete(self._once, paths)
         except FileNotFoundError:
-            # Some kinds of store stop at the first one that is not there.
+            # Some kinds of store stop at the first missing object.
             for path in paths:
                 try:
                     obstore.delete(self._once, path)
@@ -248,8 +247,8 @@ class ObstoreStore:
         except RAISED as error:
             failure = understand(error)
         if failure is not None:
-            # Even a refusal: it may be the answer to the repeat of a last step that had worked.
-            raise OutcomeUnknown("an upload in parts failed", store=self._url, path=path, why=failure.why)
+            # Even a refusal: it may answer the repetition of a last step that had succeeded.
+            raise OutcomeUnknown("a multipart upload failed", store=self._url, path=path, why=failure.why)
 
     def _ask(self, request: Callable[[], _T], path: str) -> _T:
         """Send a request that changes nothing."""
@@ -269,25 +268,22 @@ class ObstoreStore:
         return answer
 
     def _send(self, request: Callable[[], _T], path: str, *, changes: bool) -> _T | Failure:
-        # Failures are returned, not raised, so that no error of ours drags along obstore's, whose text nobody has
-        # checked for secrets.
+        # Failures are returned, not raised, so that none of our errors has obstore's error as its cause: the text of
+        # that error may hold secrets.
         self._check_process()
-        give_up = time.monotonic() + self._retry_for_s
-        pause_s = 0.05
-        while True:
+        failures: list[Failure] = []
+        for _ in self._retry.attempts():
             try:
                 return request()
             except RAISED as error:
-                failure = understand(error)
-            repeat = failure.may_pass and (failure.had_no_effect or not changes)
-            if not repeat or time.monotonic() + pause_s >= give_up:
-                return failure
-            time.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(pause_s * 2, 1.0)
+                failures.append(understand(error))
+            if not failures[-1].may_pass or (changes and not failures[-1].had_no_effect):
+                break
+        return failures[-1]
 
 
 def open_memory(url: str) -> ObstoreStore:
-    """The store of this name in this process."""
+    """The store with this name in this process."""
     with _memory_lock:
         client = _memory_stores.setdefault(url, MemoryStore())
     return ObstoreStore(url, client, client, retry_for_s=0, network=False)
@@ -299,7 +295,7 @@ def open_remote(url: str, options: Mapping[str, str]) -> ObstoreStore:
     timeout_s = _seconds(config, "request_timeout_s", _DEFAULT_REQUEST_TIMEOUT_S)
     retry_for_s = _seconds(config, "retry_for_s", _DEFAULT_RETRY_FOR_S)
     once = _client(url, config, timeout_s=timeout_s, retry_for_s=retry_for_s, retries=0)
-    bulk = _client(url, config, timeout_s=timeout_s * _PARTS_PATIENCE, retry_for_s=retry_for_s, retries=10)
+    bulk = _client(url, config, timeout_s=timeout_s * _PARTS_TIMEOUT_FACTOR, retry_for_s=retry_for_s, retries=10)
     return ObstoreStore(url, once, bulk, retry_for_s=retry_for_s, network=True)
 
 
@@ -331,14 +327,14 @@ def _client(url: str, config: dict[str, str], *, timeout_s: float, retry_for_s: 
 
 
 def _is_plain_http(config: Mapping[str, str]) -> bool:
-    """Whether somebody asked for an address without TLS, which obstore otherwise refuses."""
+    """Whether the options name an endpoint without TLS, which obstore otherwise refuses."""
     given = [value for key, value in config.items() if "endpoint" in key.lower()]
     by_environment = [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")]
     return any(value.startswith("http://") for value in given or by_environment)
 
 
 def _seconds(config: dict[str, str], name: str, default: float) -> float:
-    """Take one of our own options out of those meant for obstore."""
+    """Remove one of our own options from those meant for obstore and return it."""
     text = config.pop(name, str(default))
     try:
         value = float(text)

@@ -1,4 +1,4 @@
-"""Files that are filled piece by piece under a temporary name, and get their own when they are whole and synced."""
+"""Files that are written piece by piece under a temporary name and renamed when they are whole and synced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PIECE_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def staged(target: Path, pieces: Iterable[bytes]) -> Iterator[Path]:
-    """A synced temporary file beside ``target`` with this content; gone at the end unless it was renamed."""
+    """A synced temporary file beside ``target`` with this content; deleted at the end unless it was renamed."""
     temp = temporary_beside(target)
     try:
         with open(temp, "xb") as file:

@@ -1,53 +1,48 @@
-"""What the service needs from the world. Each port is small, has a real adapter, and a conformance suite.
+"""What the service needs from outside. Each port is small, has a real adapter and a conformance suite.
 
 Adapters import this package and what lies below it, never one another.
 """
 
 from cutline.model.checkpoint import (
     ChannelCut,
-    FileSet,
-    GenerationRecord,
-    InFlight,
-    LostInput,
     Manifest,
     OperatorCut,
     OperatorRecord,
-    Pin,
     SinkRecord,
     SnapshotFile,
-    SnapshotStore,
-    Spans,
-    StoredRecord,
     SubtaskCut,
     SubtaskRecord,
     Tombstone,
 )
+from cutline.model.cut import InFlight
+from cutline.model.entries import Segment
+from cutline.model.generation import GenerationRecord, LostInput, Spans
+from cutline.model.plan import OperatorPlan, PlannedSource
+from cutline.model.staging import Piece, StagedBatch
+from cutline.ports.checkpoint_store import CheckpointStore, HeldFiles, StoredRecord
 from cutline.ports.engine import (
     BatchHandler,
     Engine,
     LiveDirs,
-    OperatorPlan,
-    PlannedSource,
     Query,
-    Segment,
     SegmentPlace,
     StagedTask,
     StageJob,
     StreamingBatch,
 )
 from cutline.ports.executors import Executors
+from cutline.ports.generation_store import GenerationStore
 from cutline.ports.metadata import EpochOutcome, MetadataStore, PendingRecord
 from cutline.ports.objects import ObjectInfo, ObjectStore
-from cutline.ports.reading import Published, Readable, Wish
+from cutline.ports.query_dir import FileSet, QueryDir
+from cutline.ports.reading import Readable, ReadRequest, ReadResult
 from cutline.ports.sinks import (
     Claimable,
-    Piece,
     RewindsSoFar,
     RewindsTogether,
     Sink,
     SinkContext,
     StageAttempt,
-    StagedBatch,
     Stager,
     StageWriter,
 )
@@ -55,12 +50,15 @@ from cutline.ports.sinks import (
 __all__ = [
     "BatchHandler",
     "ChannelCut",
+    "CheckpointStore",
     "Claimable",
     "Engine",
     "EpochOutcome",
     "Executors",
     "FileSet",
     "GenerationRecord",
+    "GenerationStore",
+    "HeldFiles",
     "InFlight",
     "LiveDirs",
     "LostInput",
@@ -73,10 +71,11 @@ __all__ = [
     "OperatorRecord",
     "PendingRecord",
     "Piece",
-    "Pin",
     "PlannedSource",
-    "Published",
     "Query",
+    "QueryDir",
+    "ReadRequest",
+    "ReadResult",
     "Readable",
     "RewindsSoFar",
     "RewindsTogether",
@@ -86,7 +85,6 @@ __all__ = [
     "SinkContext",
     "SinkRecord",
     "SnapshotFile",
-    "SnapshotStore",
     "Spans",
     "StageAttempt",
     "StageJob",
@@ -99,5 +97,4 @@ __all__ = [
     "SubtaskCut",
     "SubtaskRecord",
     "Tombstone",
-    "Wish",
 ]

@@ -8,26 +8,19 @@ from typing import Any, Protocol
 
 import msgspec
 
+from cutline.model.entries import Segment
 from cutline.model.ids import BatchId, FlowName, Generation, OperatorId, Position, SinkId
-from cutline.ports.sinks import Piece, Stager
+from cutline.model.plan import OperatorPlan
+from cutline.model.staging import Piece
+from cutline.ports.sinks import Stager
 from cutline.protocol.history.lineage import Lineage
-
-
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """An Arrow IPC file with rows of one batch, written by one task."""
-
-    #: File name inside the channel's data folder.
-    name: str
-    rows: int
-    size_bytes: int
-    crc32: int
 
 
 class SegmentPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where the segments of a channel are: a folder, or a place in an object store."""
 
     url: str
-    #: What the object store's client needs beside the environment.
+    #: Settings of the object store's client beside the environment.
     options: dict[str, str] = {}
 
     @property
@@ -42,9 +35,9 @@ class StageJob(msgspec.Struct, frozen=True, kw_only=True):
     operator: OperatorId
     generation: Generation
     batch: BatchId
-    #: Arrow schema in which the rows are stored; Spark may hand them over with other time zones.
+    #: Arrow schema in which the rows are stored; Spark may pass them with other time zones.
     schema_ipc: bytes
-    #: None: nobody reads this channel, only sinks want the rows.
+    #: None: no operator reads this channel; only sinks need the rows.
     segments: SegmentPlace | None
     stagers: dict[SinkId, Stager]
 
@@ -76,35 +69,12 @@ class StreamingBatch(Protocol):
         ...
 
     def run_to_end(self) -> None:
-        """Compute the rows and drop them, so that the state advances."""
+        """Compute the rows and ignore them, so that the state advances."""
         ...
 
 
 #: Called by the engine for every batch, in order; raising fails the query.
 BatchHandler = Callable[[StreamingBatch], None]
-
-
-class PlannedSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A source outside of the flow that an operator's function reads, as it is set up now."""
-
-    #: As Spark calls it: "json", "rate", "cutline_nats".
-    format: str
-    #: Of Spark's file sources the folder, with its scheme unless it is on this file system; of all others empty.
-    folder: str = ""
-    #: As JSON, what its rows depend on and nothing else; only of sources that keep no rows.
-    settings: bytes | None = None
-
-
-class OperatorPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine has found out about an operator before anything runs."""
-
-    operator: OperatorId
-    subtasks: int
-    is_stateful: bool
-    #: Arrow schema of the rows, as an IPC message.
-    schema_ipc: bytes
-    #: What it reads from outside of the flow, each once.
-    sources: tuple[PlannedSource, ...] = ()
 
 
 class Query(Protocol):
@@ -121,7 +91,7 @@ class Query(Protocol):
         ...
 
     def stop(self) -> None:
-        """Stop now; the batch under way is cancelled and will be re-run by the next start."""
+        """Stop now and cancel the batch under way; the next start runs it again."""
         ...
 
     def wait_processed(self) -> None:
@@ -129,18 +99,18 @@ class Query(Protocol):
         ...
 
     def progress(self) -> dict[str, Any]:
-        """Figures of the newest batch, for people."""
+        """Human-readable figures of the newest batch."""
         ...
 
 
 class LiveDirs(Protocol):
-    """Live directories of Spark that lie elsewhere; what is in the flow's folder is a mirror of them.
+    """Spark's live directories outside of the flow's folder; the flow's folder holds mirrors of them.
 
     Raises StoreError when the file system fails, FileNotFoundError for a file that is not there.
     """
 
     def url(self, mirror: Path) -> str:
-        """Where Spark has it."""
+        """Where Spark keeps the directory."""
         ...
 
     def read(self, mirror: Path, name: str) -> bytes: ...
@@ -148,18 +118,19 @@ class LiveDirs(Protocol):
     def has(self, mirror: Path, name: str) -> bool: ...
 
     def fetch(self, mirror: Path) -> None:
-        """Bring the mirror up to date; does nothing while the mirror has not been put in place."""
+        """Bring the mirror up to date; does nothing until the mirror has been published."""
         ...
 
     def publish(self, mirror: Path) -> None:
-        """Put the mirror in place, unless it is: a query is about to start on it. Older ones of its operator go.
+        """Copy the mirror to its place unless it is there: a query is about to start on it. Deletes the operator's
+        older directories.
 
-        Raises DamagedRecordError if it was put there and is gone.
+        Raises DamagedRecordError if the directory was published and is missing.
         """
         ...
 
     def keep(self, operators: Collection[OperatorId]) -> None:
-        """Those of all other operators may go."""
+        """Delete the directories of all other operators."""
         ...
 
 
@@ -179,15 +150,15 @@ class Engine(Protocol):
     def set_gate(
         self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage, first: Position
     ) -> None:
-        """Tell the operator's reader how far it may read a channel, and where a query begins that has read nothing."""
+        """Tell the operator's reader how far it may read a channel, and where a new query begins."""
         ...
 
     def expect_restarts(self, operator: OperatorId, are_expected: bool) -> None:
-        """Its query ends now and then only to be started again: what Spark says about that is not worth a line."""
+        """The operator's query ends from time to time and is restarted: Spark's log lines about that are suppressed."""
         ...
 
     def begin_stop(self) -> None:
-        """The queries are about to be stopped on purpose: what Spark says about that is not worth a line."""
+        """The queries are about to be stopped on purpose: Spark's log lines about that are suppressed."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The inspection port: what ``cutline verify`` needs to look at a flow that it does not run. Nothing here writes."""
+"""The inspection port: what ``cutline verify`` needs to inspect a flow that it does not run. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 class FileProblem(NamedTuple):
     """One file, or a range of a log that a source reads, and what is wrong with it."""
 
-    #: Of a log its name and the range: "stream ORDERS: sequences 120 to 340".
+    #: For a log, its name and the range: "stream ORDERS: sequences 120 to 340".
     path: str
     problem: str
-    #: How many files or messages are concerned, as far as that is known.
+    #: Number of files or messages concerned, as far as known.
     parts: int = 1
 
 
 class SourceReport(NamedTuple):
-    """Whether what a source has read since a checkpoint can be read again."""
+    """Whether a source can reread what it has read since a checkpoint."""
 
     problems: Sequence[FileProblem] = ()
-    #: What nobody can know from here, for people.
+    #: Human-readable notes on what cannot be checked from here.
     notes: Sequence[str] = ()
 
 
 class CompletedEpoch(NamedTuple):
-    """A checkpoint that the coordinator's records call complete; it may have been let go of since."""
+    """A checkpoint that the coordinator's records call complete; it may have been released since."""
 
     epoch: Epoch
     generation: Generation
@@ -42,19 +42,19 @@ class CoordinatorRecords(NamedTuple):
     problem: str | None = None
     completed: Sequence[CompletedEpoch] = ()
     pins: frozenset[Epoch] = frozenset()
-    #: How many generations have come into being since the database exists.
+    #: Number of generations created since the database exists.
     recoveries: int = 0
-    #: Epochs from here on have no outcome yet, or have not begun; 0 if that is not known.
+    #: Epochs from here on have no outcome yet, or have not begun; 0: unknown.
     open_from: Epoch = Epoch(0)
-    #: The newest that this host has taken, be it that it never came into being; 0 if that is not known.
+    #: The newest generation number that this host has taken, even if its record was never created; 0: unknown.
     generation: Generation = Generation(0)
-    #: How far each sink is, and the newest epoch with rows that it was told to publish.
+    #: The newest epoch that each sink has published, and the newest one with rows that it was told to publish.
     published: Mapping[SinkId, Epoch] = {}
     seen: Mapping[SinkId, Epoch] = {}
 
 
 class SnapshotInspector(Protocol):
-    """Looks at the stored checkpoints of one flow."""
+    """Inspects the stored checkpoints of one flow."""
 
     def epochs(self) -> list[Epoch]:
         """Epochs that have a manifest, readable or not, ascending. Those with a tombstone have none."""
@@ -65,19 +65,19 @@ class SnapshotInspector(Protocol):
     def load_record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord: ...
 
     def recorded(self, epoch: Epoch) -> frozenset[OperatorId]:
-        """Who has stored a record for an epoch, by the names of the records."""
+        """The operators that have stored a record for an epoch, by the names of the records."""
         ...
 
     def file_damage(self, file: SnapshotFile, *, deep: bool) -> str | None:
-        """What is wrong with a stored file; not ``deep``: a blob is only held against its size."""
+        """What is wrong with a stored file; not ``deep``: only the size of a blob is checked."""
         ...
 
     def incomplete(self, record: OperatorRecord) -> list[FileProblem]:
-        """What a query would miss that starts from exactly these files. They are there, with their sizes."""
+        """What a query that starts from exactly these files would miss. The files exist, with the right sizes."""
         ...
 
     def sources(self, record: OperatorRecord, live_dir: Path | None) -> SourceReport:
-        """Whether the sources can read again what came after the checkpoint.
+        """Whether the sources can reread what came after the checkpoint.
 
         ``live_dir``: the directory that the operator runs on now; None: unknown.
         """

@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import Epoch, Generation, SinkId
-from cutline.protocol.messages.coordinator import BarrierTerms
+from cutline.model.status import EpochOutcome
+
+__all__ = ["EpochOutcome", "MetadataStore", "PendingRecord"]
 
 
 class PendingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An epoch that was begun and is neither complete nor aborted."""
 
     epoch: Epoch
-    #: The coordinator's that began it.
+    #: The generation of the coordinator that began it.
     generation: Generation
     terms: BarrierTerms
 
 
-class EpochOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an epoch ended, for the history."""
-
-    epoch: Epoch
-    generation: Generation
-    started_ms: int
-    ended_ms: int
-    outcome: Literal["completed", "aborted"]
-    reason: str
-    details: dict[str, Any]
-
-
 class MetadataStore(Protocol):
-    """Everything the coordinator must not forget. Each call is durable when it returns."""
+    """Everything the coordinator must remember across restarts. Each call is durable when it returns."""
 
     def next_generation(self, at_least: Generation) -> Generation:
-        """A number that was never handed out before and is no smaller than ``at_least``: a new process takes over."""
+        """A number that was never issued before and is at least ``at_least``: a new process takes over."""
         ...
 
     def advance_generation(self) -> Generation:
-        """The next number, for a region of the flow that this process runs. Raises FencedError if it no longer does."""
+        """The next number, for a region of the flow that this process runs. Raises FencedError if it is fenced."""
         ...
 
     def check_fence(self) -> None:
-        """Raise FencedError if a newer generation has been handed out; to be asked before anything is deleted."""
+        """Raise FencedError if a newer generation has been issued; called before anything is deleted."""
         ...
 
     def last_epoch(self) -> Epoch:
@@ -51,7 +42,7 @@ class MetadataStore(Protocol):
         ...
 
     def store_pending(self, record: PendingRecord) -> None:
-        """Record the start of an epoch. Raises FencedError if a newer generation has been handed out."""
+        """Record the start of an epoch. Raises FencedError if a newer generation has been issued."""
         ...
 
     def pending(self) -> list[PendingRecord]:
@@ -59,7 +50,7 @@ class MetadataStore(Protocol):
         ...
 
     def store_outcome(self, outcome: EpochOutcome) -> None:
-        """Record how an epoch ended. Recorded before: the first outcome stays."""
+        """Record how an epoch ended. If an outcome is recorded already, it stays."""
         ...
 
     def history(self, limit: int) -> list[EpochOutcome]:
@@ -67,7 +58,7 @@ class MetadataStore(Protocol):
         ...
 
     def store_pin(self, epoch: Epoch, *, is_pinned: bool) -> None:
-        """Remember that somebody holds on to an epoch, or has let go of it."""
+        """Record that an epoch is pinned, or no longer pinned."""
         ...
 
     def pins(self) -> frozenset[Epoch]: ...
@@ -77,7 +68,8 @@ class MetadataStore(Protocol):
     def published(self) -> dict[SinkId, Epoch]: ...
 
     def store_seen(self, sink: SinkId, epoch: Epoch) -> None:
-        """The newest epoch with rows that a sink was told to publish: it says so itself, unless it was put back."""
+        """The newest epoch with rows that a sink was told to publish: the sink itself reports it too, unless its target
+        was replaced by an older copy."""
         ...
 
     def seen(self) -> dict[SinkId, Epoch]: ...

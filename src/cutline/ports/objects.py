@@ -1,7 +1,7 @@
 """The object port: a flat store of named byte strings, on a disk, on S3 and the like, or in memory.
 
-An operation that fails says which of two things is so: it certainly *did not happen*, or it *may have happened*. Who
-cannot live with the second must look, or do it again: every operation here may be repeated.
+The error of a failed operation says which of two cases holds: the operation certainly *did not happen*, or it *may have
+happened*. Callers that need certainty read the object back, or repeat the operation: all operations are idempotent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 
 class ObjectInfo(NamedTuple):
-    """One stored object, as a listing tells it."""
+    """One stored object, as a listing returns it."""
 
     #: Relative to the store's own root, with slashes: "checkpoints/000000000007/manifest.json".
     path: str
@@ -22,25 +22,25 @@ class ObjectInfo(NamedTuple):
 
 
 class ObjectStore(Protocol):
-    """Paths are relative to the place that the store was opened at. All methods may be called from any thread.
+    """Paths are relative to the place at which the store was opened. All methods may be called from any thread.
 
-    Raises MissingObject (there is none, which is known), NotDone (it did not happen) or OutcomeUnknown (it may have
-    happened), all of them StoreError.
+    Raises MissingObject (the object certainly does not exist), NotDone (the operation did not happen) or OutcomeUnknown
+    (it may have happened), all of them StoreError.
     """
 
     @property
     def url(self) -> str:
-        """Where it is, for people; without secrets."""
+        """The place of the store, human-readable and without secrets."""
         ...
 
     def read(self, path: str) -> bytes: ...
 
     def create(self, path: str, data: bytes) -> bool:
-        """Store what was not there; False if something is there, whatever it is. Of two at once exactly one wins."""
+        """Create an object; False if the path exists, with any content. Of two racing creators exactly one wins."""
         ...
 
     def replace(self, path: str, data: bytes) -> None:
-        """Store, whatever was there."""
+        """Store an object, replacing any that exists."""
         ...
 
     def upload(self, path: str, source: Path) -> None:
@@ -48,11 +48,11 @@ class ObjectStore(Protocol):
         ...
 
     def download(self, path: str, target: Path) -> None:
-        """Fetch an object into a new file, which appears with its whole content, synced."""
+        """Download an object into a new file, which appears with its whole content, synced."""
         ...
 
     def find(self, path: str) -> ObjectInfo | None:
-        """What is known of an object; None if there is none."""
+        """The listing entry of an object; None if there is none."""
         ...
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -60,15 +60,15 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Remove objects; one that is not there is as good as removed."""
+        """Delete objects; an object that does not exist counts as deleted."""
         ...
 
     def leftovers(self, older_than_ms: int) -> list[ObjectInfo]:
-        """What ``drop_leftovers`` would remove, as far as the store can tell."""
+        """What ``collect_leftovers`` would delete, as far as the store can list it."""
         ...
 
-    def drop_leftovers(self, older_than_ms: int) -> int:
-        """Remove what interrupted writes have left (temporary files, unfinished multipart uploads) if it is older than
-        the given age; returns how many. A store that cleans up by itself returns 0.
+    def collect_leftovers(self, older_than_ms: int) -> int:
+        """Delete what interrupted writes have left (temporary files, unfinished multipart uploads) if it is older than
+        the given age; returns how many. A store that collects them by itself returns 0.
         """
         ...

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What somebody wants to read."""
+class ReadRequest:
+    """What a reader asks for."""
 
     #: Only rows of later epochs.
     after: Epoch = NO_EPOCH
@@ -30,8 +30,8 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """Rows of whole epochs. It stays what it is, whatever is published after it was read."""
+class ReadResult:
+    """Rows of whole epochs. Later epochs do not change it."""
 
     flow: str
     sink: str
@@ -54,4 +54,4 @@ class Published:
 class Readable(Protocol):
     """A sink whose target can be asked for whole epochs. It need not be opened: readers run beside the flow."""
 
-    def read(self, wish: Wish) -> Published: ...
+    def read(self, request: ReadRequest) -> ReadResult: ...

@@ -8,28 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import msgspec
 
 from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
+from cutline.model.staging import Piece, StagedBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from cutline.protocol.publish.commit import CommitPermit
 
-#: What a sink's executors report about one staged piece (a file, a table …). Plain JSON.
-Piece = dict[str, Any]
-
-
-class StagedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The durable, invisible output of one batch for one sink."""
-
-    generation: Generation
-    batch: BatchId
-    rows: int
-    bytes: int
-    pieces: list[Piece]
-
 
 class StageAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """Names one task's try at staging its part of a batch. ``attempt`` is unique across retries and re-runs."""
+    """Names one task's attempt to stage its part of a batch. ``attempt`` is unique across retries and re-runs."""
 
     flow: FlowName
     operator: OperatorId
@@ -56,7 +44,7 @@ class Stager(Protocol):
 
 
 class SinkContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sink is told when the flow starts. ``schema_ipc`` is the Arrow schema of the rows it will get."""
+    """What a sink gets when the flow starts. ``schema_ipc`` is the Arrow schema of the rows it will receive."""
 
     flow: FlowName
     operator: OperatorId
@@ -69,8 +57,8 @@ class Sink(Protocol):
     """Two-phase output. ``commit`` publishes an epoch exactly once, and only with a permit from a stored manifest.
 
     Life of a row: ``stager().open(...).write`` on an executor → ``prepare`` (part of the acknowledgement) →
-    ``commit`` (after the manifest), or ``abort`` (it belongs to a history that was given up).
-    Every method may be called again after a crash with the same arguments and must then change nothing more.
+    ``commit`` (after the manifest), or ``abort`` (it belongs to an abandoned history).
+    Every method is idempotent: after a crash it may be called again with the same arguments.
     """
 
     #: Spark output modes this sink can publish.
@@ -85,7 +73,7 @@ class Sink(Protocol):
     def stager(self) -> Stager: ...
 
     def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:
-        """Bind staged batches to the epoch; what it returns is stored in the snapshot and given to ``commit``.
+        """Bind staged batches to the epoch; the result is stored in the snapshot and passed to ``commit``.
 
         The same batch may be prepared for several epochs while their outcome is open; the permit decides.
         """
@@ -96,53 +84,53 @@ class Sink(Protocol):
         ...
 
     def abort(self, staged: Iterable[StagedBatch]) -> None:
-        """Throw away staged output that will never be published. Unknown or already gone: do nothing."""
+        """Discard staged output that will never be published. Unknown or already discarded: do nothing."""
         ...
 
     def published(self) -> Epoch | None:
         """Highest epoch whose rows readers can see, according to the sink itself; None if there is none.
 
-        An epoch without rows need not leave a trace, so this may lag behind what was committed.
+        An epoch without rows need not leave a trace, so this may lag behind the last committed epoch.
         """
         ...
 
     def highest(self) -> Epoch:
-        """Highest epoch the target has ever seen, taken back or not: new ones must be above it. NO_EPOCH if none."""
+        """Highest epoch the target has ever seen, rewound or not: new ones must be above it. NO_EPOCH if none."""
         ...
 
     def rewind(self, epoch: Epoch) -> None:
-        """Make readers see what they saw when ``epoch`` (or the last published one before it) was newest."""
+        """Make readers see what they saw when ``epoch`` (or the last published epoch before it) was newest."""
         ...
 
 
 @runtime_checkable
 class Claimable(Protocol):
-    """A sink that can be taken over: a process that was thought dead and wakes up publishes nothing any more."""
+    """A sink that can be claimed: after that, a process that was thought dead and wakes up publishes nothing."""
 
     def claim(self) -> None:
-        """From now on nobody but this instance publishes for its flow and sink. Called once a start is sure to go on.
+        """From now on only this instance publishes for its flow and sink. Called when a start is certain to proceed.
 
-        An instance that has claimed nothing publishes as long as nobody has.
+        An instance without a claim publishes as long as no other instance has claimed the sink.
         """
         ...
 
 
 @runtime_checkable
 class RewindsTogether(Protocol):
-    """A sink that can be taken back in one step with others, so that no reader sees some of them gone back."""
+    """A sink that can be rewound in one step with others, so that no reader sees only some of them rewound."""
 
     def rewind_group(self) -> object:
-        """Sinks of which this is equal are taken back together."""
+        """Sinks with equal keys are rewound in one transaction."""
         ...
 
     def rewind_together(self, targets: Sequence[tuple[Any, Epoch]]) -> None:
-        """``rewind`` each of these sinks of the group to its epoch, all or none."""
+        """``rewind`` each of these sinks of the group to its epoch: all of them or none."""
         ...
 
 
 @runtime_checkable
 class RewindsSoFar(Protocol):
-    """A sink that can be taken back, but not to every epoch."""
+    """A sink that can be rewound, but not to every epoch."""
 
     def oldest_rewind(self) -> Epoch:
         """The oldest epoch that ``rewind`` reaches."""

@@ -1,9 +1,9 @@
-"""Messages between two processes over a network that loses, repeats, delays and re-orders: in order, each once.
+"""Delivers messages in order, each once, over a network that loses, repeats, delays and re-orders them.
 
-Both sides of a link hold an ``Endpoint``. A message carries the sender's session (a number that grows with each of its
-lives), a sequence number within that session, the lowest number it still holds, and how far it has received itself.
-What is not acknowledged is sent again with doubling pauses, up to a limit; then it is given up, the lowest number moves
-on, and the other side does not wait for it: whoever needs the answer has a timeout of its own.
+Both sides of a link hold an ``Endpoint``. A message carries the sender's session (a number that grows whenever it
+restarts), a sequence number within that session, the lowest number it still holds, and how far it has received itself.
+The sender resends an unacknowledged message with doubling pauses, up to a limit; then it gives the message up, the
+lowest number advances, and the other side does not wait for it: a sender that needs an answer has its own timeout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 P = TypeVar("P")
 
-#: Session of a peer that has not been heard of.
+#: Session of an unknown peer.
 NO_SESSION = 0
 
 
@@ -23,11 +23,11 @@ class Envelope(Generic[P]):
     """One message on the wire. Without a payload it only acknowledges."""
 
     sender_session: int
-    #: The life of the receiver that it is meant for; NO_SESSION when the sender knows of none.
+    #: The receiver's session; NO_SESSION when the sender knows of none.
     receiver_session: int
     #: 0 without a payload.
     seq: int
-    #: The lowest sequence number the sender still holds: nothing below it will come any more.
+    #: The lowest sequence number the sender still holds: it never sends a lower one again.
     base: int
     #: Everything below this number of the receiver's messages has arrived.
     received: int
@@ -36,28 +36,28 @@ class Envelope(Generic[P]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received(Generic[P]):
-    """What came of an envelope."""
+    """The result of receiving an envelope."""
 
     #: In the order in which they were sent.
     payloads: tuple[P, ...] = ()
     replies: tuple[Envelope[P], ...] = ()
-    #: The other side has begun a new life: it knows nothing of what was said before.
+    #: The other side has begun a new session: it knows no earlier message.
     peer_restarted: bool = False
 
 
 @dataclass(slots=True)
 class _Unacknowledged(Generic[P]):
     payload: P
-    #: 0: held back, because the other side could not keep it yet.
+    #: 0: held back, because it is beyond the other side's window.
     attempts: int = 0
     retry_at_ms: int = 0
 
 
 class Endpoint(Generic[P]):
-    """One side of a link. Pure: it returns what is to be put on the wire."""
+    """One side of a link. Pure: it returns the envelopes to send."""
 
     def __init__(self, session: int, *, retry_ms: int = 500, retry_limit: int = 8, window: int = 64) -> None:
-        """``session``: higher than in any earlier life. ``window``: most messages under way, and kept if too early."""
+        """``session``: higher than any earlier one. ``window``: the most messages in flight, or kept out of order."""
         if session <= NO_SESSION:
             raise ValueError(f"session {session} is not positive")
         self.session = session
@@ -75,13 +75,13 @@ class Endpoint(Generic[P]):
     # ------------------------------------------------------------------ sending
 
     def send(self, payload: P, *, now_ms: int) -> list[Envelope[P]]:
-        """Take a message on; returned is what may go out now. What is held back goes when others have arrived."""
+        """Accept a message; return the envelopes to send now. A held-back message goes out when others have arrived."""
         self._unacknowledged[self._next_seq] = _Unacknowledged(payload)
         self._next_seq += 1
         return self._send_held_back(now_ms)
 
     def _send_held_back(self, now_ms: int) -> list[Envelope[P]]:
-        """More than the other side keeps would be thrown away, sent again ever later, and never catch up."""
+        """The other side discards messages beyond its window; resent ever later, they would never catch up."""
         end = min(self._unacknowledged, default=self._next_seq) + self._window
         held = [seq for seq, message in self._unacknowledged.items() if not message.attempts and seq < end]
         for seq in held:
@@ -90,7 +90,7 @@ class Endpoint(Generic[P]):
         return [self._envelope(seq, self._unacknowledged[seq].payload) for seq in held]
 
     def time_passed(self, *, now_ms: int) -> list[Envelope[P]]:
-        """What is to be sent again."""
+        """The envelopes to send again."""
         due = [seq for seq, one in self._unacknowledged.items() if one.attempts and now_ms >= one.retry_at_ms]
         again: list[Envelope[P]] = []
         for seq in due:
@@ -121,7 +121,7 @@ class Endpoint(Generic[P]):
     # ------------------------------------------------------------------ receiving
 
     def receive(self, envelope: Envelope[P], *, now_ms: int) -> Received[P]:
-        """Take in an envelope; duplicates, strays and what comes too early do no harm."""
+        """Handle an envelope; duplicates, strays and early ones do no harm."""
         if envelope.sender_session < self._peer_session:
             self.counts["stale"] += 1
             return Received()
@@ -129,7 +129,7 @@ class Endpoint(Generic[P]):
         if envelope.sender_session > self._peer_session:
             self._meet(envelope, now_ms)
         if envelope.receiver_session not in (NO_SESSION, self.session):
-            # Meant for an earlier life of ours, whose numbers say nothing here. The reply tells who we are now.
+            # Meant for an earlier session of this side, whose numbers do not apply. The reply names the present one.
             self.counts["stale"] += 1
             return Received(replies=(self._envelope(0, None),), peer_restarted=restarted)
         released: list[Envelope[P]] = []
@@ -145,9 +145,9 @@ class Endpoint(Generic[P]):
         return Received(payloads=tuple(payloads), replies=replies, peer_restarted=restarted)
 
     def _meet(self, envelope: Envelope[P], now_ms: int) -> None:
-        """The first sign of a life of the peer."""
+        """The first envelope of a session of the peer."""
         if self._peer_session != NO_SESSION:
-            # What was under way was meant for the life before; the new one is told afresh what it needs.
+            # Unacknowledged messages were meant for the earlier session; the new one is told anew what it needs.
             self.counts["given_up"] += len(self._unacknowledged)
             self._unacknowledged.clear()
         self._peer_session = envelope.sender_session
@@ -169,7 +169,7 @@ class Endpoint(Generic[P]):
         return self._in_order()
 
     def _skip_to(self, base: int) -> list[P]:
-        """The sender has given up everything below ``base`` that has not come."""
+        """The sender has given up every missing message below ``base``."""
         payloads: list[P] = []
         while self._expected < base:
             if self._expected in self._early:

@@ -1,4 +1,4 @@
-"""The protocol's state machines in one place, as tables for people; the machines themselves use the same tables."""
+"""The protocol's state machines in one place, as documented tables; the machines themselves use the same tables."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ S = TypeVar("S", bound=enum.Enum)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine(Generic[S]):
-    """What can be in which state, and which moves there are."""
+    """The states of one machine, their meanings, and the legal moves between them."""
 
     name: str
-    #: Whose state it is, and what for.
+    #: What the state describes, and from whose view.
     subject: str
     start: S
-    #: From every state there is, in the order in which people read them, to those that may follow.
+    #: Every state, in reading order, with the states that may follow it.
     moves: Mapping[S, frozenset[S]]
     #: What each state means.
     meanings: Mapping[S, str]
@@ -31,7 +31,7 @@ class Machine(Generic[S]):
         return tuple(type(self.start))
 
     def following(self, state: S) -> tuple[S, ...]:
-        """Where it may go from here, in the order of the states."""
+        """The states that may follow, in the order of the states."""
         return tuple(other for other in self.states() if other in self.moves[state])
 
     def is_final(self, state: S) -> bool:
@@ -49,12 +49,12 @@ EPOCH = Machine(
     start=checkpoint.EpochState.RECORDING,
     moves=checkpoint.MOVES,
     meanings={
-        checkpoint.EpochState.RECORDING: "its start is being made durable; no barrier has left",
-        checkpoint.EpochState.COLLECTING: "barriers are under way, acknowledgements come in",
-        checkpoint.EpochState.COMPLETING: "all have acknowledged; the manifest is being created",
+        checkpoint.EpochState.RECORDING: "the start of the epoch is being stored; no barrier has been sent",
+        checkpoint.EpochState.COLLECTING: "barriers move through the flow, operators acknowledge",
+        checkpoint.EpochState.COMPLETING: "all operators have acknowledged; the manifest is being created",
         checkpoint.EpochState.COMPLETED: "the manifest exists: the checkpoint exists",
-        checkpoint.EpochState.ABORTING: "given up; that is being made durable",
-        checkpoint.EpochState.ABORTED: "its barriers mean nothing, its snapshots are collected",
+        checkpoint.EpochState.ABORTING: "the epoch is given up; the abort is being stored",
+        checkpoint.EpochState.ABORTED: "its barriers have no effect, its snapshots are discarded",
     },
 )
 
@@ -65,10 +65,10 @@ CUT = Machine(
     moves=agent.MOVES,
     meanings={
         agent.CutState.UNSEEN: "no barrier has appeared here",
-        agent.CutState.ALIGNING: "a barrier has; the gate holds that input",
+        agent.CutState.ALIGNING: "a barrier has appeared; the gate holds that input",
         agent.CutState.CUT: "the operator's own barrier is in its log; the snapshot is taken and acknowledged",
-        agent.CutState.MISSED: "given up here: the operator read on without a cut, and never cuts for it",
-        agent.CutState.CLOSED: "complete or aborted: its barriers hold nothing",
+        agent.CutState.MISSED: "the operator has given the epoch up: it read on without a cut and never cuts for it",
+        agent.CutState.CLOSED: "complete or aborted: its barriers hold no input",
     },
 )
 
@@ -78,9 +78,9 @@ SINK = Machine(
     start=publishing.SinkState.IDLE,
     moves=publishing.MOVES,
     meanings={
-        publishing.SinkState.IDLE: "everything complete is published",
-        publishing.SinkState.COMMITTING: "told to publish the next epoch; the answer is awaited",
-        publishing.SinkState.WAITING: "it failed, or said nothing; it is told again later",
+        publishing.SinkState.IDLE: "every complete epoch is published",
+        publishing.SinkState.COMMITTING: "the sink was told to publish the next epoch; its answer is awaited",
+        publishing.SinkState.WAITING: "the sink failed or did not answer; the coordinator retries later",
     },
 )
 

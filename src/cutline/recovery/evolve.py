@@ -1,16 +1,16 @@
-"""A checkpoint under the names of today: operators renamed, dropped and added since it was taken.
+"""Restores a checkpoint after an evolution: operators were renamed, dropped or added since it was taken.
 
-What it holds is carried over into a checkpoint of its own, with a number of its own, which is then restored like any
-other. The old one is not touched. In every log the new one has a barrier, which says by the new names how far its
-operator has read: whoever opens the log later needs to know nothing of what names were before.
-Only the start that goes back makes such a checkpoint, and it counts from the moment at which that start's generation
-exists. Killed before, only files nobody knows of are left.
+Its content becomes a new checkpoint with its own number, which is restored like any other. The old one is not touched.
+In every log the new one has a barrier, which says by the new names how far its operator has read: a later reader of the
+log need not know former names.
+Only the start that restores makes such a checkpoint, and it counts as soon as that start's generation exists. A kill
+before that leaves only files that nothing refers to.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,13 @@ import msgspec
 from cutline.base import durable
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
+from cutline.channels import entry_files as codec
 from cutline.channels.log import ChannelLog
-from cutline.coordinator.manifests import channel_cut, operator_cut
+from cutline.coordinator.manifests import operator_cut
 from cutline.errors import RecoveryError
-from cutline.model import entries as codec
+from cutline.model.checkpoint import ChannelCut, Manifest, OperatorRecord, SnapshotFile, SubtaskRecord
+from cutline.model.cut import InFlight, Timings
 from cutline.model.entries import BarrierEntry, Entry
-from cutline.model.graph import FlowGraph
 from cutline.model.ids import (
     NO_BATCH,
     NO_EPOCH,
@@ -38,133 +39,140 @@ from cutline.model.ids import (
     Subtask,
 )
 from cutline.model.layout import Layout
-from cutline.ports import (
-    Manifest,
-    OperatorPlan,
-    OperatorRecord,
-    Sink,
-    SnapshotFile,
-    SnapshotStore,
-    SubtaskRecord,
-)
-from cutline.protocol.history.evolution import Matching
-from cutline.protocol.history.lineage import Lineage, Span
-from cutline.protocol.messages.coordinator import Timings
+from cutline.model.remote import SinkProgress
+from cutline.protocol.history.evolution import Evolution
+from cutline.protocol.history.lineage import Lineage, Span, spans_of
 from cutline.protocol.publish.commit import CommitPermit
+from cutline.protocol.recovery.facts import SinkFacts
+from cutline.protocol.recovery.plan import RestorePlan
+from cutline.protocol.recovery.sink_rules import published_everywhere
+from cutline.recovery.at_rest import FlowAtRest
 from cutline.recovery.directories import Restorer
 from cutline.worker.snapshots import acknowledgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedOver:
-    """What a start needs to go on from."""
+class Evolved:
+    """The state that a start continues from."""
 
     manifest: Manifest
     channels: dict[OperatorId, ChannelLog]
 
 
-class CarryOver:
+def evolve(restorer: Restorer, manifests: Sequence[Manifest], evolution: Evolution, *, epoch: Epoch) -> Evolved:
+    """Make ``epoch`` from the last of these checkpoints; sinks may have yet to publish those before it.
+
+    Raises DamagedRecordError if it is damaged, RecoveryError if a sink cannot publish an epoch that it must publish.
+    """
+    return _Evolving(restorer, manifests, evolution).evolved(epoch)
+
+
+def upload_evolved(
+    plan: RestorePlan,
+    manifests: Sequence[Manifest],
+    sinks: Sequence[SinkFacts],
+    flow: FlowAtRest,
+    generation: Generation,
+) -> None:
+    """Upload an evolved checkpoint before the flow continues from it.
+
+    Otherwise a host that is lost right afterwards would leave only checkpoints with the former operators.
+    """
+    if flow.remote is None or plan.evolved_epoch is None or plan.epoch is None:
+        return
+    restored = plan.epoch
+    # What was published after it is about to be rewound.
+    seen = {sink: epoch for sink, epoch in flow.metadata.seen().items() if epoch <= restored}
+    published = SinkProgress(everywhere=published_everywhere(sinks, restored), seen=seen)
+    flow.remote.upload([one for one in manifests if one.epoch > published.everywhere], generation, published)
+
+
+class _Evolving:
     """Makes the checkpoint, the logs and the directories of one start."""
 
-    def __init__(
-        self,
-        *,
-        graph: FlowGraph,
-        plans: Mapping[OperatorId, OperatorPlan],
-        layout: Layout,
-        snapshots: SnapshotStore,
-        sinks: Mapping[SinkId, Sink],
-        published: Callable[[SinkId], Epoch],
-        restorer: Restorer,
-    ) -> None:
-        """``published``: how far a sink is, by all that is known."""
-        self._graph = graph
-        self._plans = plans
-        self._layout = layout
-        self._snapshots = snapshots
-        self._sinks = sinks
-        self._published = published
+    def __init__(self, restorer: Restorer, manifests: Sequence[Manifest], evolution: Evolution) -> None:
         self._restorer = restorer
+        self._flow = restorer.flow
+        self._generation = restorer.generation
+        self._manifests = manifests
+        self._manifest = manifests[-1]
+        self._renaming = evolution.renaming
 
-    def build(
-        self, manifests: Sequence[Manifest], matching: Matching, *, epoch: Epoch, generation: Generation
-    ) -> CarriedOver:
-        """Carry over the last of these checkpoints as ``epoch``; those before it may still have to be published.
-
-        Raises DamagedRecordError if it cannot be trusted, RecoveryError if a sink cannot publish what it should have.
-        """
-        manifest = manifests[-1]
-        old_names = {new: old for old, new in matching.renaming.new_names.items()}
-        # Everything is looked at before anything is written: whoever tries another checkpoint instead finds no traces.
-        records = {new: self._restorer.verified_record(manifest, old) for new, old in old_names.items()}
-        old_logs = {new: self._restorer.forked_channel(manifest, old, generation) for new, old in old_names.items()}
+    def evolved(self, epoch: Epoch) -> Evolved:
+        restorer, manifest = self._restorer, self._manifest
+        old_names = {new: old for old, new in self._renaming.new_names.items()}
+        # Everything is checked before anything is written: a start that tries another checkpoint finds no traces.
+        records = {new: restorer.record(manifest, old) for new, old in old_names.items()}
+        old_logs = {new: restorer.forked_channel(manifest, old) for new, old in old_names.items()}
         for new, old in old_names.items():
-            self._publish(manifests, old, new)
+            self._publish(old, new)
         channels: dict[OperatorId, ChannelLog] = {}
         made: dict[OperatorId, OperatorRecord] = {}
-        for name in self._graph.names:  # inputs before those that read them
-            folder = self._layout.spark_checkpoint_dir(name, generation)
+        for name in self._flow.graph.names:  # inputs before their consumers
             if name in records:
-                channels[name] = self._log_of(manifest, old_logs[name], name, matching, generation)
-                record = matching.renaming.record(records[name], self._read_blob)
-                record = msgspec.structs.replace(record, sinks={})  # it is published, or will be by the old epochs
-                self._restorer.place(record, name, generation)
+                channels[name] = self._log_of(old_logs[name], name)
+                record = self._renaming.record(records[name], self._read_blob)
+                # Its staged output is published, or the old epochs publish it.
+                record = msgspec.structs.replace(record, sinks={}, in_flight={})
+                restorer.place(record, name)
             else:
-                channels[name] = ChannelLog.open(name, self._layout.channel(name), Lineage.begin(generation))
+                lineage = Lineage.begin(self._generation)
+                channels[name] = ChannelLog.open(name, self._flow.layout.channel(name), lineage)
                 record = self._new_record(name, channels)
-                self._snapshots.begin_anew(folder)
-            made[name] = msgspec.structs.replace(record, epoch=epoch, generation=generation, barrier=channels[name].end)
+                self._flow.query_dirs.begin_anew(self._flow.layout.spark_checkpoint_dir(name, self._generation))
+            barrier = channels[name].end
+            made[name] = msgspec.structs.replace(record, epoch=epoch, generation=self._generation, barrier=barrier)
             _append_cut(channels[name], epoch, record.batch, record.positions, is_aligned=record.aligned)
         crashpoint("carry-logs")
-        carried = self._stored(manifest, made, channels)
+        evolved = self._stored(epoch, made, channels)
         crashpoint("carry-manifest")
-        return CarriedOver(manifest=carried, channels=channels)
+        return Evolved(manifest=evolved, channels=channels)
 
     def _stored(
-        self,
-        manifest: Manifest,
-        made: Mapping[OperatorId, OperatorRecord],
-        channels: Mapping[OperatorId, ChannelLog],
+        self, epoch: Epoch, made: Mapping[OperatorId, OperatorRecord], channels: Mapping[OperatorId, ChannelLog]
     ) -> Manifest:
-        """The records, then the manifest that names them."""
-        stored = {name: self._snapshots.store_record(record) for name, record in made.items()}
+        """Store the records, then the manifest that names them."""
+        checkpoints = self._flow.checkpoints
+        stored = {name: checkpoints.store_record(record) for name, record in made.items()}
         cuts = {name: operator_cut(acknowledgement(one), made[name].batch) for name, one in stored.items()}
-        read: dict[OperatorId, dict[OperatorId, Position]] = {name: {} for name in made}
+        in_flight: dict[OperatorId, dict[OperatorId, InFlight]] = {name: {} for name in made}
         for consumer, record in made.items():
             for name, position in record.positions.items():
-                read[name][consumer] = position
-        any_record = next(iter(made.values()))
-        carried = Manifest(
-            flow=self._graph.flow,
-            epoch=any_record.epoch,
-            generation=any_record.generation,
-            previous_epoch=manifest.epoch,
+                in_flight[name][consumer] = channels[name].in_flight(position, cuts[name].barrier)
+        evolved = Manifest(
+            flow=self._flow.graph.flow,
+            epoch=epoch,
+            generation=self._generation,
+            previous_epoch=self._manifest.epoch,
             started_ms=now_ms(),
             completed_ms=now_ms(),
-            carried_from=manifest.epoch,
+            carried_from=self._manifest.epoch,
             operators=cuts,
-            channels={name: channel_cut(channels[name], cuts[name].barrier, read[name]) for name in cuts},
+            channels={
+                name: ChannelCut(
+                    barrier=cut.barrier, lineage=spans_of(channels[name].lineage), in_flight=in_flight[name]
+                )
+                for name, cut in cuts.items()
+            },
         )
-        self._snapshots.store_manifest(carried)
-        return carried
+        checkpoints.store_manifest(evolved)
+        return evolved
 
     # ------------------------------------------------------------------ logs
 
-    def _log_of(
-        self, manifest: Manifest, log: ChannelLog, new: OperatorId, matching: Matching, generation: Generation
-    ) -> ChannelLog:
-        """The log up to the old barrier; of one that has another name now, what somebody will read, in its folder."""
+    def _log_of(self, log: ChannelLog, new: OperatorId) -> ChannelLog:
+        """The log up to the old barrier; for a renamed operator, the part that will be read, in its new folder."""
         if log.operator == new:
             return log
-        barrier = manifest.channels[log.operator].barrier
-        flights = manifest.channels[log.operator].in_flight
-        kept = [flight.first for consumer, flight in flights.items() if consumer in matching.renaming.new_names]
-        first = min([*kept, barrier])
-        folder = self._layout.channel(new)
+        generation, cut = self._generation, self._manifest.channels[log.operator]
+        flights = cut.in_flight.items()
+        kept = [flight.first for consumer, flight in flights if consumer in self._renaming.new_names]
+        first = min([*kept, cut.barrier])
+        folder = self._flow.layout.channel(new)
         durable.make_dir(codec.generation_dir(folder, generation))
         durable.make_dir(codec.data_dir(folder))
         for entry in log.entries(first):
-            copied = self._copied(entry, log, folder, matching, generation)
+            copied = self._copied(entry, log, folder)
             durable.create(codec.entry_path(folder, generation, entry.seq), codec.encode(copied))
         durable.fsync_dir(codec.data_dir(folder))
         channel = ChannelLog.open(new, folder, Lineage(spans=(Span(generation, first),)))
@@ -173,8 +181,8 @@ class CarryOver:
                 channel.segments.ensure(segment, deep=False)  # executors may look for it elsewhere
         return channel
 
-    def _copied(self, entry: Entry, log: ChannelLog, folder: Path, matching: Matching, generation: Generation) -> Entry:
-        positions = matching.renaming.keys(entry.positions)
+    def _copied(self, entry: Entry, log: ChannelLog, folder: Path) -> Entry:
+        generation, positions = self._generation, self._renaming.keys(entry.positions)
         if isinstance(entry, BarrierEntry):
             return msgspec.structs.replace(entry, generation=generation, positions=positions)
         segments = []
@@ -183,27 +191,27 @@ class CarryOver:
             name = f"{log.operator}.{segment.name}"
             target = codec.data_dir(folder) / name
             if not target.exists():
-                os.link(log.segments.bring_near(segment.name), target)
+                os.link(log.segments.local_copy(segment.name), target)
             segments.append(msgspec.structs.replace(segment, name=name))
-        # What it has staged is published by the old epochs.
+        # The old epochs publish its staged output.
         return msgspec.structs.replace(
             entry, generation=generation, positions=positions, segments=segments, staged={}, plan={}
         )
 
     def _read_blob(self, file: SnapshotFile) -> bytes:
-        return self._layout.blob(file.sha256).read_bytes()
+        return self._flow.layout.blob(file.sha256).read_bytes()
 
     # ------------------------------------------------------------------ records
 
     def _new_record(self, name: OperatorId, channels: Mapping[OperatorId, ChannelLog]) -> OperatorRecord:
-        """Of an operator that was not there: nothing has been read of what lies before the barriers, and nothing will.
+        """The record of a new operator: it has read nothing before the barriers, and never will.
 
-        Those before it have processed that; it begins where they go on.
+        The operators before it have processed that input; the new one begins at their barriers.
         """
-        inputs = self._graph.node(name).inputs
-        subtasks = range(self._plans[name].subtasks)
+        inputs = self._flow.graph.node(name).inputs
+        subtasks = range(self._flow.plans[name].subtasks)
         return OperatorRecord(
-            flow=self._graph.flow,
+            flow=self._flow.graph.flow,
             operator=name,
             epoch=Epoch(0),
             generation=Generation(0),
@@ -218,19 +226,19 @@ class CarryOver:
             timings=Timings(),
         )
 
-    def _publish(self, manifests: Sequence[Manifest], old: OperatorId, new: OperatorId) -> None:
-        """What complete epochs hold for sinks of an operator that has another name now, and have yet to publish.
+    def _publish(self, old: OperatorId, new: OperatorId) -> None:
+        """Publish what complete epochs hold for sinks of a renamed operator.
 
-        Later no epoch would be found that holds anything of it. Each is published under its own number, as it would
-        have been before: whoever takes the sink back to it finds it there.
+        Later no epoch would be found under its new name. Each is published under its own number, as before the
+        renaming: a rewind of the sink to that epoch finds it.
         """
-        for sink in self._graph.sinks_of(new) if old != new else ():
-            for manifest in manifests:
+        for sink in self._flow.graph.sinks_of(new) if old != new else ():
+            for manifest in self._manifests:
                 if old not in manifest.operators or manifest.epoch <= self._published(sink):
                     continue
                 cut = manifest.operators[old]
                 permit = CommitPermit(
-                    flow=self._graph.flow,
+                    flow=self._flow.graph.flow,
                     operator=new,
                     sink=sink,
                     epoch=manifest.epoch,
@@ -239,23 +247,28 @@ class CarryOver:
                     after_batch=cut.after_batch,
                     through_batch=cut.batch,
                 )
-                prepared = self._snapshots.load_record(manifest, old).sinks.get(sink)
+                prepared = self._flow.checkpoints.load_record(manifest, old).sinks.get(sink)
                 staged = [batch for batch in prepared.staged if permit.covers(batch.batch)] if prepared else []
                 try:
-                    self._sinks[sink].commit(permit, staged, prepared.token if prepared else {})
+                    self._flow.sinks[sink].commit(permit, staged, prepared.token if prepared else {})
                 except Exception as error:  # a sink may raise anything
                     raise RecoveryError(
-                        f"sink {sink} has yet to publish epoch {manifest.epoch}, and cannot: {error}",
-                        next_step="mend the cause and start again; nothing has been changed",
-                        flow=self._graph.flow,
+                        f"sink {sink} has yet to publish epoch {manifest.epoch}, but cannot: {error}",
+                        next_step="fix the cause and start again; nothing has been changed",
+                        flow=self._flow.graph.flow,
                         operator=new,
                     ) from error
+
+    def _published(self, sink: SinkId) -> Epoch:
+        """The newest epoch of a sink, by its ledger or the coordinator's records."""
+        recorded = self._flow.metadata.published().get(sink, NO_EPOCH)
+        return max(self._flow.sinks[sink].published() or NO_EPOCH, recorded)
 
 
 def begin_log(
     layout: Layout, name: OperatorId, positions: Mapping[OperatorId, Position], generation: Generation
 ) -> ChannelLog:
-    """The log of an operator that joins a flow which goes on: its first entry says where it begins to read."""
+    """The log of an operator that joins a continuing flow: its first entry says where it begins to read."""
     channel = ChannelLog.open(name, layout.channel(name), Lineage.begin(generation))
     _append_cut(channel, NO_EPOCH, NO_BATCH, positions, is_aligned=True)
     return channel
@@ -264,7 +277,7 @@ def begin_log(
 def _append_cut(
     channel: ChannelLog, epoch: Epoch, batch: BatchId, positions: Mapping[OperatorId, Position], *, is_aligned: bool
 ) -> None:
-    """A barrier that nobody waits for: its epoch is over. It says where its operator is."""
+    """Append a barrier of a closed epoch, for which no operator waits. It says how far its operator has read."""
     channel.append(
         BarrierEntry(
             seq=channel.end,

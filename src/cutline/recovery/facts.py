@@ -1,204 +1,255 @@
-"""Which checkpoints there are to come back to: here and in the remote tier, readable, of the present history."""
+"""Reads the facts from which ``cutline.protocol.recovery`` decides. Decides nothing."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
-from cutline.coordinator.manifests import highest_epoch, of_present_history
-from cutline.errors import CutlineError, RecoveryError, StoreError
-from cutline.model.graph import FlowGraph
-from cutline.model.ids import NO_EPOCH, Epoch, Generation
-from cutline.ports import GenerationRecord, Manifest, MetadataStore, SnapshotStore
-from cutline.protocol.history.epochs import lost_behind
-from cutline.recovery.sinks_at_start import SinksAtStart
-from cutline.tiers.remote_at_start import RemoteTier, to_publish
+from cutline.channels.log import ChannelLog
+from cutline.errors import CutlineError, StoreError
+from cutline.model.checkpoint import Manifest
+from cutline.model.generation import GenerationRecord
+from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
+from cutline.ports.sinks import RewindsSoFar
+from cutline.protocol.history.lineage import Lineage, lineage_of
+from cutline.protocol.recovery.facts import (
+    LiveOperator,
+    LogFacts,
+    NeedContent,
+    NeedEntries,
+    NeedFacts,
+    NeedFirstRemote,
+    NeedInputAhead,
+    NeedInputSince,
+    NeedLive,
+    NeedPublishedBefore,
+    NeedRemote,
+    NeedRemoteEpochs,
+    NeedSegments,
+    NeedSinkLimits,
+    PublishedBefore,
+    RecoveryFacts,
+    RemoteRecords,
+    RestoreTo,
+    SinkFacts,
+    StoredEpoch,
+    StoredFacts,
+)
+from cutline.recovery.at_rest import FlowAtRest
+from cutline.recovery.inputs import input_ahead, input_since
+from cutline.recovery.logs import missing_segments
+from cutline.recovery.repeating import check_repeatable
+from cutline.tiers.remote_at_start import RemoteAtStart
 
 log = get_logger(__name__)
 
 _WHOLE_HISTORY = 1_000_000
 
 
-class Inventory:
-    """Asked once per start, by whoever holds the flow's lock."""
+def declared_against(flow: FlowAtRest, restore_to: RestoreTo | None) -> StoredFacts:
+    """The records that decide whether the flow as declared can continue from them."""
+    generations = tuple(flow.generations.load_all())
+    epoch = restore_to.epoch if restore_to is not None else None
+    if epoch is None or epoch not in flow.checkpoints.epochs():
+        return StoredFacts(generations=generations)
+    found = _stored_epoch(flow, epoch, {})
+    return StoredFacts(generations=generations, epochs=(found,), requested_sinks=_requested_sinks(flow, found.manifest))
 
-    def __init__(
-        self,
-        *,
-        graph: FlowGraph,
-        snapshots: SnapshotStore,
-        metadata: MetadataStore,
-        sinks: SinksAtStart,
-        remote: RemoteTier | None,
-        is_per_operator: bool,
-        problem: Callable[[str], None],
-    ) -> None:
-        """``problem`` hears of what does not hold."""
-        self._graph = graph
-        self._flow = graph.flow
-        self._snapshots = snapshots
-        self._metadata = metadata
-        self._sinks = sinks
-        self._remote = remote
-        self._is_per_operator = is_per_operator
-        self._problem = problem
-        self.generations: list[GenerationRecord] = []
-        self.unreadable: list[Epoch] = []
-        #: Epochs of which only the records have been fetched: what they name is elsewhere.
-        self._only_records: set[Epoch] = set()
 
-    # ------------------------------------------------------------------ here
-
-    def read_generations(self) -> None:
-        self.generations = self._snapshots.generations()
-
-    def newest_generation(self) -> Generation:
-        """By all records there are: the coordinator's own may be lost."""
-        known = [record.generation for record in self._snapshots.generations()]
-        for epoch in self._snapshots.epochs():
-            with contextlib.suppress(CutlineError, OSError):
-                known.append(self._snapshots.load_manifest(epoch).generation)
-        return Generation(max(known, default=0))
-
-    def fetch_records_if_lost(self) -> bool:
-        """A host that knows nothing of the flow asks the remote tier: a checkpoint there must not be started over.
-
-        Whether there is one.
-        """
-        if self._remote is None or self._snapshots.epochs():
-            return False
-        is_known_here = bool(self._snapshots.generations())
-        try:
-            epochs = self._remote.fetch_records(is_needed=not is_known_here)
-        except StoreError as error:
-            if is_known_here:
-                self._problem(f"there is no checkpoint here, and the remote tier cannot be asked: {error}")
-                return False
-            raise RecoveryError(
-                f"this host has nothing of the flow, and the remote tier does not say whether it has: {error}",
-                next_step="see to it that it can be reached, or leave the option remote out",
-                flow=self._flow,
-            ) from error
-        crashpoint("remote-fetched-records")
-        self._only_records.update(epochs)
-        if epochs:
-            self._problem(f"this host has no checkpoint of the flow; the remote tier has epochs up to {epochs[-1]}")
-        return bool(epochs)
-
-    def live(self) -> list[Manifest]:
-        """Readable manifests of the present history; unreadable ones are reported and left out."""
-        manifests: dict[Epoch, Manifest] = {}
-        for epoch in self._snapshots.epochs():
-            try:
-                manifest = self._snapshots.load_manifest(epoch)
-                for node in self._graph.sinks:
-                    # What a sink has yet to publish stands in the record; without it the epoch can never be published.
-                    if node.operator in manifest.operators and epoch > self._sinks.published(node.sink):
-                        self._snapshots.load_record(manifest, node.operator)
-                manifests[epoch] = manifest
-            except (CutlineError, OSError) as error:
-                self._problem(f"epoch {epoch}: {error}")
-                self.unreadable.append(epoch)
-        live = of_present_history(manifests.values(), self.generations)
-        return self._without_gaps(live)
-
-    def _without_gaps(self, manifests: list[Manifest]) -> list[Manifest]:
-        """The epochs that every sink can publish one after the other, from what it has published on."""
-        recorded, pins = self._metadata.published(), self._metadata.pins()
-        lost: dict[Epoch, Epoch] = {}
-        # The epochs of one operator follow one another, and only its own sinks publish them.
-        for group in [{name} for name in self._graph.names] if self._is_per_operator else [set(self._graph.names)]:
-            published = [
-                max(self._sinks.published(node.sink), recorded.get(node.sink, NO_EPOCH))
-                for node in self._graph.sinks
-                if node.operator in group and self._sinks.has(node.sink)
-            ]
-            live = [(one.epoch, one.previous_epoch) for one in manifests if not group.isdisjoint(one.operators)]
-            lost.update(lost_behind(live, unreadable=self.unreadable, published=published, pins=pins))
-        for epoch, before in lost.items():
-            self._problem(f"epoch {epoch}: not published, and epoch {before} before it is lost")
-        self.unreadable += lost
-        return [manifest for manifest in manifests if manifest.epoch not in lost]
-
-    def is_unreadable_after(self, manifests: list[Manifest]) -> bool:
-        newest = manifests[-1].epoch if manifests else NO_EPOCH
-        return any(epoch > newest for epoch in self.unreadable)
-
-    def had_any(self) -> bool:
-        """Whether anybody knows of a complete epoch, be it only the history."""
-        known = self._snapshots.epochs() or any(
-            item.outcome == "completed" for item in self._metadata.history(_WHOLE_HISTORY)
+def sink_facts(flow: FlowAtRest) -> tuple[SinkFacts, ...]:
+    """What the sinks have published; their limits are read only if they matter."""
+    recorded, seen = flow.metadata.published(), flow.metadata.seen()
+    return tuple(
+        SinkFacts(
+            sink=node.sink,
+            operator=node.operator,
+            published=sink.published() or NO_EPOCH,
+            recorded=recorded.get(node.sink, NO_EPOCH),
+            seen=seen.get(node.sink),
+            highest=None,
+            on_rollback=node.on_rollback,
+            publish=node.publish,
+            can_rewind=sink.can_rewind,
+            oldest_rewind=None if isinstance(sink, RewindsSoFar) else NO_EPOCH,
         )
-        return bool(known)
+        for node in flow.graph.sinks
+        if (sink := flow.sinks.get(node.sink)) is not None
+    )
 
-    def free_epoch(self) -> Epoch:
-        """A number that no checkpoint has had, wherever."""
-        seen = [
-            *self._snapshots.epochs(),
-            self._sinks.highest(),
-            *(self._remote.epochs() if self._remote is not None else ()),
-        ]
-        return Epoch(highest_epoch(self._metadata.last_epoch(), seen) + 1)
 
-    # ------------------------------------------------------------------ here and there
+def _stored_epoch(flow: FlowAtRest, epoch: Epoch, published: Mapping[SinkId, Epoch]) -> StoredEpoch:
+    """``published``: the newest epoch of each sink."""
+    manifest: Manifest | None = None
+    try:
+        manifest = flow.checkpoints.load_manifest(epoch)
+        for node in flow.graph.sinks:
+            # The record holds what a sink has yet to publish; without it the epoch can never be published.
+            if node.operator in manifest.operators and epoch > published.get(node.sink, NO_EPOCH):
+                flow.checkpoints.load_record(manifest, node.operator)
+    except (CutlineError, OSError) as error:
+        return StoredEpoch(
+            epoch=epoch, manifest=manifest, problem=str(error), recorded=flow.checkpoints.recorded(epoch)
+        )
+    return StoredEpoch(epoch=epoch, manifest=manifest)
 
-    def usable(self, manifests: list[Manifest]) -> Iterator[tuple[str, list[Manifest]]]:
-        """(tier, an epoch and those before it), the newest first, and each from this host before the remote tier."""
-        here = {one.epoch: manifests[: index + 1] for index, one in enumerate(manifests)}
-        for epoch in self._only_records:
-            here.pop(epoch, None)
-        newest = max(here, default=NO_EPOCH)
-        if here:
-            yield "local", here[newest]
-        # Only now: whoever can go on with what is here waits for nobody.
-        there, known = self._in_remote_tier()
-        for manifest in reversed(known or manifests):
-            if manifest.epoch in here and manifest.epoch != newest:
-                yield "local", here[manifest.epoch]
-            if manifest.epoch in there:
-                chain = self._to_publish(manifest, known)
-                if chain is not None and self._is_fetched(manifest):
-                    yield "remote", chain
 
-    def _to_publish(self, manifest: Manifest, known: list[Manifest]) -> list[Manifest] | None:
-        """The epoch with those before it that sinks have yet to publish; None if one of them is missing."""
-        if self._remote is None:
-            return None
+def _requested_sinks(flow: FlowAtRest, manifest: Manifest | None) -> dict[OperatorId, tuple[SinkId, ...]]:
+    sinks: dict[OperatorId, tuple[SinkId, ...]] = {}
+    if manifest is None:
+        return sinks
+    for name in manifest.operators:
+        # An unreadable record is reported when it is restored.
+        with contextlib.suppress(CutlineError, OSError):
+            sinks[name] = tuple(flow.checkpoints.load_record(manifest, name).sinks)
+    return sinks
+
+
+class Gathering:
+    """Finds the facts that ``choose`` asks for, on the disk, in the sinks and in the remote tier."""
+
+    def __init__(self, flow: FlowAtRest, generation: Generation, *, restore_to: RestoreTo | None) -> None:
+        self._flow = flow
+        self._generation = generation
+        self._restore_to = restore_to
+        #: The logs of the newest generation, open, as far as they can be read.
+        self.logs: dict[OperatorId, ChannelLog] = {}
+
+    def known_at_once(self, *, may_lose_input: bool) -> RecoveryFacts:
+        flow = self._flow
+        sinks = sink_facts(flow)
+        stored = self._stored(sinks)
+        # The history may be long: it is read only if no other record shows that there were checkpoints.
+        history = flow.metadata.history(_WHOLE_HISTORY) if not stored.epochs else []
+        return RecoveryFacts(
+            definition=flow.definition,
+            stored=stored,
+            sinks=sinks,
+            restore_to=self._restore_to,
+            may_lose_input=may_lose_input,
+            pins=flow.metadata.pins(),
+            last_epoch=flow.metadata.last_epoch(),
+            has_completed=bool(stored.epochs) or any(item.outcome == "completed" for item in history),
+            has_remote=flow.remote is not None,
+        )
+
+    def answer(self, facts: RecoveryFacts, need: NeedFacts) -> RecoveryFacts:
+        """The facts with the needed one added."""
+        flow = self._flow
+        match need:
+            case NeedSinkLimits():
+                return replace(facts, sinks=tuple(self._with_limits(facts.sinks)))
+            case NeedFirstRemote(is_required=is_required):
+                return replace(facts, first_remote=self._remote_records(facts, is_required=is_required))
+            case NeedRemote():
+                return replace(facts, remote=self._remote_records(facts, is_required=True))
+            case NeedPublishedBefore(epoch=epoch):
+                noted = {**facts.published_before, epoch: self._published_before(epoch)}
+                return replace(facts, published_before=noted)
+            case NeedContent(manifest=manifest):
+                return replace(facts, contents={**facts.contents, manifest.epoch: self._content_problem(manifest)})
+            case NeedRemoteEpochs():
+                return replace(facts, remote_epochs=frozenset(self._remote().epochs()))
+            case NeedLive(generation=generation, complete=complete):
+                live = {name: self._live_log(name, generation) for name in complete}
+                return replace(facts, live={name: self._live(name, need, problem) for name, problem in live.items()})
+            case NeedSegments(first=first):
+                missing = {name: missing_segments(self.logs[name], position) for name, position in first.items()}
+                return replace(facts, missing_segments=missing)
+            case NeedInputSince():
+                current = flow.generations.load_all()[-1]
+                found = input_since(flow, need, flow.layout.live_dirs(current.spark_dirs))
+                return replace(facts, input_since=(*facts.input_since, found))
+            case NeedInputAhead():
+                current = flow.generations.load_all()[-1]
+                return replace(facts, input_ahead=input_ahead(flow, current.spark_dirs))
+            case NeedEntries():
+                return replace(facts, has_entries=self._has_entries())
+
+    # ------------------------------------------------------------------ this host
+
+    def _stored(self, sinks: tuple[SinkFacts, ...]) -> StoredFacts:
+        flow = self._flow
+        generations = tuple(flow.generations.load_all())
+        published = {one.sink: one.published for one in sinks}
+        epochs = tuple(_stored_epoch(flow, epoch, published) for epoch in flow.checkpoints.epochs())
+        wanted = self._restore_to.epoch if self._restore_to is not None else None
+        asked_for = next((one.manifest for one in epochs if one.epoch == wanted), None)
+        return StoredFacts(generations=generations, epochs=epochs, requested_sinks=_requested_sinks(flow, asked_for))
+
+    def _with_limits(self, sinks: tuple[SinkFacts, ...]) -> Iterator[SinkFacts]:
+        for one in sinks:
+            sink = self._flow.sinks[one.sink]
+            oldest = sink.oldest_rewind() if isinstance(sink, RewindsSoFar) else NO_EPOCH
+            yield replace(one, highest=sink.highest(), oldest_rewind=oldest)
+
+    def _live_log(self, name: OperatorId, generation: GenerationRecord) -> str:
+        """Open a log; returns why it cannot be read, or an empty text."""
+        folder = self._flow.layout.channel(name)
         try:
-            noted = self._remote.published_before(manifest.epoch)
-        except CutlineError as error:
-            self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
-            return None
-        if not self._metadata.seen():
-            # What was published after it may have been taken back since, by whoever went back to it.
-            seen = {sink: epoch for sink, epoch in noted.seen.items() if epoch <= manifest.epoch}
-            self._sinks.refuse_behind(seen, restore_to=None)
-        published = max(self._sinks.slowest(manifest, known), min(noted.everywhere, manifest.epoch))
-        return to_publish(manifest, known, published=published, problem=self._problem)
-
-    def _in_remote_tier(self) -> tuple[set[Epoch], list[Manifest]]:
-        """The epochs there, and all that are known when their records are here."""
-        if self._remote is None:
-            return set(), []
-        try:
-            there = set(self._remote.fetch_records())
-        except StoreError as error:
-            self._problem(f"the remote tier cannot be asked: {error}")
-            return set(), []
-        self.read_generations()
-        self.unreadable.clear()  # what was damaged here has been replaced
-        return there, self.live()
-
-    def _is_fetched(self, manifest: Manifest) -> bool:
-        if self._remote is None:
-            return False
-        try:
-            size = self._remote.fetch_content(manifest)
+            self.logs[name] = ChannelLog.open(name, folder, lineage_of(generation.lineage[name]))
         except (CutlineError, OSError) as error:
-            self._problem(f"epoch {manifest.epoch} of the remote tier cannot be used: {error}")
-            return False
-        crashpoint("remote-fetched")
-        log.warning("checkpoint_fetched", flow=self._flow, epoch=manifest.epoch, bytes=size)
-        return True
+            return str(error)
+        return ""
+
+    def _live(self, name: OperatorId, need: NeedLive, log_problem: str) -> LiveOperator:
+        flow, channel = self._flow, self.logs.get(name)
+        if channel is None:
+            return LiveOperator(log=None, log_problem=log_problem)
+        folder = flow.layout.spark_checkpoint_dir(name, need.generation.spark_dirs[name])
+        is_behind = flow.is_per_operator
+        damage = flow.query_dirs.live_damage(folder, channel.last_batch, need.complete[name], may_be_behind=is_behind)
+        log_facts = LogFacts(
+            start=channel.start, end=channel.end, last_batch=channel.last_batch, positions=channel.last_positions
+        )
+        if not damage and is_behind and self.logs.keys() == need.complete.keys():
+            # A directory that is behind its log is usable only if the log says how to continue.
+            try:
+                check_repeatable(flow, name, flow.query_dirs.last_committed(folder), self.logs)
+            except CutlineError as error:
+                damage = [str(error)]
+        if damage:
+            return LiveOperator(log=log_facts, damage=tuple(damage))
+        resumes_at = channel.positions_after(flow.query_dirs.last_committed(folder))
+        return LiveOperator(log=log_facts, resumes_at=resumes_at)
+
+    def _has_entries(self) -> bool:
+        flow = self._flow
+        lineage = Lineage.begin(self._generation)
+        logs = (ChannelLog.open(name, flow.layout.channel(name), lineage) for name in flow.graph.names)
+        return any(one.entries() for one in logs)
+
+    # ------------------------------------------------------------------ the remote tier
+
+    def _remote(self) -> RemoteAtStart:
+        if self._flow.remote is None:
+            raise LookupError("the flow has no remote tier")
+        return self._flow.remote
+
+    def _remote_records(self, facts: RecoveryFacts, *, is_required: bool) -> RemoteRecords:
+        try:
+            epochs = self._remote().download_records(is_needed=is_required)
+        except StoreError as error:
+            return RemoteRecords(problem=str(error))
+        if not facts.stored.epochs:
+            crashpoint("remote-fetched-records")
+        return RemoteRecords(epochs=frozenset(epochs), stored=self._stored(facts.sinks))
+
+    def _published_before(self, epoch: Epoch) -> PublishedBefore:
+        try:
+            noted = self._remote().published_before(epoch)
+        except CutlineError as error:
+            return PublishedBefore(problem=str(error))
+        return PublishedBefore(everywhere=noted.everywhere, seen=noted.seen)
+
+    def _content_problem(self, manifest: Manifest) -> str:
+        try:
+            size = self._remote().download_content(manifest)
+        except (CutlineError, OSError) as error:
+            return str(error)
+        if self._restore_to is None:
+            crashpoint("remote-fetched")
+            log.warning("checkpoint_downloaded", flow=self._flow.graph.flow, epoch=manifest.epoch, bytes=size)
+        return ""

@@ -1,297 +1,77 @@
-"""Brings back what failed for good and everything downstream of it; upstream goes on, because channels keep the data.
+"""Restores a failed operator and everything downstream; upstream continues, because channels keep the data.
 
-The region goes back to the newest complete epoch, in a generation of its own. Creating the generation record is the
-moment at which it has gone back: killed before it, the next start finds the old generation and the damage; killed after
-it, the next start resumes from the new one.
+The region is restored to the newest complete epoch, in a generation of its own (``cutline.recovery.enter``).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
 from cutline.channels.log import ChannelLog
 from cutline.coordinator.loop import CoordinatorService
-from cutline.coordinator.manifests import lineage_of
-from cutline.errors import CutlineError, FencedError, FlowFailedError, RecoveryError
+from cutline.errors import CutlineError, FlowFailedError, RecoveryError
+from cutline.model.checkpoint import Manifest
+from cutline.model.generation import GenerationRecord, LostInput
 from cutline.model.graph import FlowGraph
-from cutline.model.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
-from cutline.model.layout import Layout
-from cutline.ports import GenerationRecord, LostInput, Manifest, MetadataStore, OperatorPlan, Sink, SnapshotStore
-from cutline.protocol.history.epochs import region_of
-from cutline.protocol.history.lineage import Lineage
-from cutline.recovery.directories import Restorer, generation_record
-from cutline.recovery.retired_operators import held_files, sweep_spark_dirs
+from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Generation, OperatorId
+from cutline.ports.telemetry import Telemetry
+from cutline.protocol.history.lineage import Lineage, lineage_of
+from cutline.protocol.history.regions import LastRestore
+from cutline.protocol.recovery.facts import NeedInputSince, Trial
+from cutline.protocol.recovery.plan import Refusal, RestorePlan
+from cutline.protocol.recovery.region import Hopeless, RegionFacts, choose_region, region_to_stop, remembered
+from cutline.recovery.at_rest import FlowAtRest
+from cutline.recovery.directories import Restorer, check_inputs
+from cutline.recovery.enter import Entry, enter
+from cutline.recovery.inputs import input_since
+from cutline.recovery.repeating import build_alone
+from cutline.recovery.retired_operators import collect_spark_dirs, held_files
 from cutline.recovery.sinks import abort_invisible
-from cutline.runtime.metrics import Metrics
-from cutline.worker.immediate_publishing import AtOnce
+from cutline.worker.immediate_publishing import ImmediateSink
 from cutline.worker.operator import OperatorService
+from cutline.worker.operator_spec import OperatorStart
 from cutline.worker.query_supervisor import Supervisor
 
 log = get_logger(__name__)
 
 _LOOK_SECONDS = 0.02
-#: Batches under way get so long to end before their query is cancelled.
+#: How long running batches may take to end before their query is cancelled.
 _BATCH_SECONDS = 10.0
-#: Aborting what is pending takes one record each; longer than this and something is very wrong.
+#: How long to wait for the abort of pending epochs; each takes one record, so a longer wait means a fault.
 _SETTLE_SECONDS = 60.0
-#: So often an operator may go back alone, catch up with its log and not get any further.
-_TIMES_IN_VAIN = 3
-#: How long the end of the flow waits for a region that is on its way back.
+#: How long a stopping flow waits for a region that is being restored.
 _STOP_SECONDS = 120.0
 
 
-class _NoHelpError(Exception):
-    """Going back has not helped."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Return:
-    """When an operator last went back."""
-
-    #: Where to, and the furthest batch it had reached before.
-    epoch: Epoch
-    reached: BatchId
-    #: How often it has gone back there since, without having got any further.
-    times: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorStart:
-    """From where an operator's service begins."""
-
-    operator: OperatorId
-    generation: Generation
-    channel: ChannelLog
-    #: The generation whose spark_checkpoint_dir it runs on.
-    spark_dir: Generation
-    last_epoch: Epoch
-    open_epochs: frozenset[Epoch]
-    completed_batch: BatchId
+class _HopelessError(Exception):
+    """Another restore of the operator would be futile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a running flow that are replaced when a region goes back; whoever holds them sees the new ones."""
+    """The parts of a running flow that a restore of a region replaces; their holders see the new ones."""
+
+    flow: FlowGraph
 
     operators: dict[OperatorId, OperatorService]
     supervisors: dict[OperatorId, Supervisor]
     channels: dict[OperatorId, ChannelLog]
     spark_dirs: dict[OperatorId, Generation]
-    #: Held while nothing is collected.
+    #: Nothing is collected while it is held.
     collection_at_rest: threading.Lock
     settle_pause: Callable[[OperatorService], None]
     build: Callable[[OperatorStart], OperatorService]
     supervise: Callable[[OperatorService], Supervisor]
 
-
-class RegionRecovery:
-    """One region at a time, on a thread of its own."""
-
-    def __init__(
-        self,
-        *,
-        graph: FlowGraph,
-        plans: Mapping[OperatorId, OperatorPlan],
-        layout: Layout,
-        snapshots: SnapshotStore,
-        metadata: MetadataStore,
-        sinks: Mapping[SinkId, Sink],
-        coordinator: CoordinatorService,
-        parts: Parts,
-        on_fatal: Callable[[BaseException], None],
-        metrics: Metrics,
-        entered: GenerationRecord,
-        goes_on_without_input: bool = False,
-    ) -> None:
-        """``entered``: what was written down when the flow was started."""
-        self._is_per_operator = entered.is_per_operator
-        self._entered = entered
-        self._graph = graph
-        self._plans = plans
-        self._layout = layout
-        self._snapshots = snapshots
-        self._metadata = metadata
-        self._sinks = sinks
-        self._coordinator = coordinator
-        self._parts = parts
-        self._on_fatal = on_fatal
-        self._metrics = metrics
-        self._restorer = Restorer(
-            graph=graph,
-            layout=layout,
-            snapshots=snapshots,
-            problem=self._problem,
-            goes_on_without=goes_on_without_input,
-        )
-        self._lock = threading.Lock()
-        self._is_stopped = threading.Event()
-        #: Operators that have failed and whose region is not back yet.
-        self._failing: set[OperatorId] = set()
-        self._last: dict[OperatorId, _Return] = {}
-        #: What regions have given up of the input since the flow was started.
-        self.lost_input: list[LostInput] = []
-
-    def stop(self) -> None:
-        """Bring nothing back any more; what is under way is finished first, or given up before it starts anything."""
-        self._is_stopped.set()
-        if self._lock.acquire(timeout=_STOP_SECONDS):
-            self._lock.release()
-        else:
-            log.error("region_does_not_end", flow=self._graph.flow)
-
-    def is_busy(self) -> bool:
-        """Whether a region goes back, or is about to."""
-        return bool(self._failing)
-
-    def operator_failed(self, service: OperatorService, error: FlowFailedError) -> None:
-        """An operator cannot go on where it was, however often it is started."""
-        self._failing.add(service.operator)
-        threading.Thread(
-            target=self._bring_back, args=(service, error), name=f"cutline-region-{service.operator}", daemon=True
-        ).start()
-
-    def _bring_back(self, service: OperatorService, error: FlowFailedError) -> None:
-        with self._lock:
-            if self._is_stopped.is_set() or self._parts.operators[service.operator] is not service:
-                self._failing.discard(service.operator)
-                return  # the flow ends, or another one's region has brought it back already
-            try:
-                self._restore(service, error)
-                self._failing.discard(service.operator)
-            except _NoHelpError:
-                self._on_fatal(error)
-            except Exception as problem:
-                log.error("region_not_restored", flow=self._graph.flow, operator=service.operator, exc_info=True)
-                self._on_fatal(
-                    FlowFailedError(
-                        f"{error}\nits region could not be brought back either: {problem}",
-                        next_step="mend the cause and start the flow again",
-                        flow=self._graph.flow,
-                        operator=service.operator,
-                    )
-                )
-
-    def _restore(self, service: OperatorService, error: FlowFailedError) -> None:
-        begun, failed = time.monotonic(), service.operator
-        if self._is_per_operator:
-            self._restore_alone(service, error)
-            path = "alone"
-        else:
-            self._restore_region(service, error)
-            path = "regional"
-        self._metadata.count_recovery(path)
-        self._metrics.recovered(path, time.monotonic() - begun)
-        log.warning("came_back", flow=self._graph.flow, operator=failed, path=path)
-
-    def _restore_region(self, service: OperatorService, error: FlowFailedError) -> None:
-        failed = service.operator
-        region = region_of([failed], {name: self._graph.consumers(name) for name in self._graph.names})
-        self._coordinator.lose_region(region, f"{failed} has failed for good")
-        epoch = self._newest_checkpoint(failed)
-        if epoch == NO_EPOCH:
-            raise RecoveryError("there is no checkpoint to go back to", flow=self._graph.flow)
-        manifest = self._snapshots.load_manifest(epoch)
-        self._refuse_to_go_in_circles(service, manifest.epoch)
-        self._stop(region)
-        with self._parts.collection_at_rest:  # what is deleted while a log is read anew looks like damage
-            generation = self._metadata.advance_generation()
-            self._restorer.check_inputs(manifest, region, self._parts.channels)
-            live = self._layout.live_dirs(self._parts.spark_dirs)
-            lost = self._restorer.refuse_lost_input(manifest, region, live)
-            channels = self._restorer.build(manifest, region, generation)
-            crashpoint("restore-dirs-built", failed)
-            if self._is_stopped.is_set():
-                raise RecoveryError("the flow was stopped meanwhile", flow=self._graph.flow)
-            lineages = {name: channel.lineage for name, channel in channels.items()}
-            self._enter(generation, "regional", manifest.epoch, lineages, error, lost=lost)
-            self._metrics.input_lost(lost)
-            for one in lost:
-                log.warning("input_lost", flow=self._graph.flow, operator=one.operator, what=one.what, why=one.why)
-            self.lost_input += lost
-            crashpoint("restore-generation", failed)
-            self._metadata.check_fence()
-            for channel in channels.values():
-                self._throw_away(channel)
-            self._parts.channels.update(channels)
-        self._start(region, generation, {name: manifest.operators[name].batch for name in region})
-        sweep_spark_dirs(self._layout, dict.fromkeys(region, generation))
-
-    def _restore_alone(self, service: OperatorService, error: FlowFailedError) -> None:
-        """Per-operator mode: only it goes back, and its log goes on as it is; nobody downstream notices."""
-        failed, flow = service.operator, self._graph.flow
-        self._coordinator.lose_region(frozenset({failed}), f"{failed} has failed for good")
-        newest = self._newest_checkpoint(failed)
-        self._refuse_to_go_in_circles(service, newest)
-        self._stop(frozenset({failed}))
-        channel = self._parts.channels[failed]
-        with self._parts.collection_at_rest:
-            generation = self._metadata.advance_generation()
-            folder = self._layout.spark_checkpoint_dir(failed, generation)
-            # Those that the coordinator knows: on the disk may be others, of a history that was left.
-            complete = self._coordinator.complete_epochs(failed)
-            manifests = [manifest for epoch in complete if (manifest := self._readable(epoch)) is not None]
-            is_stateful = self._plans[failed].is_stateful
-            self._restorer.build_alone(failed, manifests, self._parts.channels, folder, is_stateful=is_stateful)
-            crashpoint("restore-dirs-built", failed)
-            if self._is_stopped.is_set():
-                raise RecoveryError("the flow was stopped meanwhile", flow=flow)
-            channel.sync_barriers()
-            self._enter(generation, "alone", None, {failed: channel.lineage.fork(generation, channel.end)}, error)
-            crashpoint("restore-generation", failed)
-            self._metadata.check_fence()
-            channel.fork(generation)
-            self._throw_away(channel)
-        self._start(frozenset({failed}), generation, {failed: max(complete.values(), default=NO_BATCH)})
-        sweep_spark_dirs(self._layout, {failed: generation})
-
-    def _throw_away(self, channel: ChannelLog) -> None:
-        """What the operator wrote after the place it has gone back to."""
-        left = self._entered.left.get(channel.operator)
-        abort_invisible(channel, self._sinks, None if left is None else lineage_of(left))
-        # After that: sinks upstream go on, and may publish for others in their database what is still staged.
-        for name in self._graph.sinks_of(channel.operator):
-            if isinstance(sink := self._sinks[name], AtOnce):
-                sink.take_back(channel)
-        begun = {name: since for name, since in self._entered.begun.items() if name == channel.operator}
-        kept = (self._readable(epoch) for epoch in self._snapshots.epochs()) if begun else ()
-        channel.sweep(held_files([one for one in kept if one is not None], begun, self._layout))
-
-    def _readable(self, epoch: Epoch) -> Manifest | None:
-        try:
-            return self._snapshots.load_manifest(epoch)
-        except CutlineError as error:
-            self._problem(f"epoch {epoch}: {error}")
-            return None
-
-    def _refuse_to_go_in_circles(self, service: OperatorService, epoch: Epoch) -> None:
-        """Going back a second time to the same place, without having got any further, would never end."""
-        reached = service.channel.last_batch
-        last = self._last.get(service.operator)
-        times = 0
-        if last is not None and last.epoch == epoch and reached <= last.reached:
-            # Its log does not go back with it when it goes back alone: that it has caught up is something, a few times.
-            times = last.times + 1
-            if not service.has_caught_up or times > _TIMES_IN_VAIN:
-                raise _NoHelpError
-        self._last[service.operator] = _Return(epoch, reached, times)
-
-    def _newest_checkpoint(self, failed: OperatorId) -> Epoch:
-        """Once nothing is pending any more that would have to wait for it."""
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while (epoch := self._coordinator.newest_complete(failed)) is None:
-            if self._is_stopped.is_set() or time.monotonic() > deadline:
-                raise RecoveryError("pending checkpoints were not aborted in time", flow=self._graph.flow)
-            time.sleep(_LOOK_SECONDS)
-        return epoch
-
-    def _stop(self, region: frozenset[OperatorId]) -> None:
-        services = [self._parts.operators[name] for name in region]
-        supervisors = [self._parts.supervisors[name] for name in region]
+    def stop(self, region: frozenset[OperatorId]) -> None:
+        """Stop the operators. Raises RecoveryError if one does not end."""
+        services = [self.operators[name] for name in region]
+        supervisors = [self.supervisors[name] for name in region]
         for supervisor in supervisors:
             supervisor.begin_stop()
         for service in services:
@@ -304,74 +84,266 @@ class RegionRecovery:
         for service in services:
             service.stop()
             if not service.has_ended():
-                raise RecoveryError("it does not stop", flow=self._graph.flow, operator=service.operator)
+                raise RecoveryError("it does not stop", flow=self.flow.flow, operator=service.operator)
 
-    def _enter(
+    def start(
         self,
+        region: frozenset[OperatorId],
+        coordinator: CoordinatorService,
         generation: Generation,
-        path: str,
-        epoch: Epoch | None,
-        forked: Mapping[OperatorId, Lineage],
-        error: FlowFailedError,
-        *,
-        lost: Sequence[LostInput] = (),
+        completed: Mapping[OperatorId, BatchId],
     ) -> None:
-        spark_dirs = {**self._parts.spark_dirs, **dict.fromkeys(forked, generation)}
-        lineages = {**{name: channel.lineage for name, channel in self._parts.channels.items()}, **forked}
-        record = generation_record(
-            graph=self._graph,
-            plans=self._plans,
-            generation=generation,
-            path=path,
-            epoch=epoch,
-            reason=str(error).partition("\n")[0],
-            lineages=lineages,
-            spark_dirs=spark_dirs,
-            is_per_operator=self._is_per_operator,
-            begun=self._entered.begun,
-            left=self._entered.left,
-            lost_input=lost,
-        )
-        if not self._snapshots.create_generation(record):
-            raise FencedError("this generation was taken by another process", generation=generation)
-        self._parts.spark_dirs.update(spark_dirs)
-
-    def _start(
-        self, region: frozenset[OperatorId], generation: Generation, completed: Mapping[OperatorId, BatchId]
-    ) -> None:
-        """``completed``: what each has staged up to this batch is bound to a complete epoch."""
-        parts = self._parts
-        in_order = [name for name in self._graph.names if name in region]
+        """``completed``: per operator, output staged up to this batch is bound to a complete epoch."""
+        in_order = [name for name in self.flow.names if name in region]
         for name in in_order:
-            parts.operators[name] = parts.build(
+            self.operators[name] = self.build(
                 OperatorStart(
                     operator=name,
                     generation=generation,
-                    channel=parts.channels[name],
+                    channel=self.channels[name],
                     spark_dir=generation,
-                    last_epoch=self._coordinator.last_epoch(),
+                    last_epoch=coordinator.last_epoch(),
                     open_epochs=frozenset(),
                     completed_batch=completed[name],
                 )
             )
-            parts.settle_pause(parts.operators[name])
-        for name in self._graph.names:
-            positions = {one: self._position(one, name) for one in self._graph.consumers(name) if one in region}
-            if positions and name not in region:
-                parts.operators[name].credits.consumers_went_back(positions)
-        for name in region:
-            for consumer in self._graph.consumers(name):
-                if consumer not in region:
-                    parts.operators[consumer].replace_input(parts.operators[name])
-        self._coordinator.region_restored(region, generation)
+            self.settle_pause(self.operators[name])
+        coordinator.region_restored(region, generation)
         for name in in_order:
-            parts.operators[name].start()
+            self.operators[name].start()
         for name in in_order:
-            parts.supervisors[name] = parts.supervise(parts.operators[name])
-            parts.supervisors[name].start()
+            self.supervisors[name] = self.supervise(self.operators[name])
+            self.supervisors[name].start()
 
-    def _position(self, consumer: OperatorId, channel: OperatorId) -> Position:
-        return self._parts.channels[consumer].last_positions.get(channel, START)
 
-    def _problem(self, text: str) -> None:
-        log.warning("recovery_problem", flow=self._graph.flow, problem=text)
+class RegionRecovery:
+    """Restores one region at a time, on a thread of its own."""
+
+    def __init__(
+        self,
+        flow: FlowAtRest,
+        parts: Parts,
+        coordinator: CoordinatorService,
+        *,
+        entered: GenerationRecord,
+        on_fatal: Callable[[BaseException], None],
+        metrics: Telemetry,
+        may_lose_input: bool = False,
+    ) -> None:
+        """``entered``: the generation record of this start. The remote tier learns only of whole restores."""
+        self._flow = replace(flow, remote=None)
+        self._name = flow.graph.flow
+        self._definition = flow.definition
+        self._parts = parts
+        self._coordinator = coordinator
+        self._entered = entered
+        self._on_fatal = on_fatal
+        self._metrics = metrics
+        self._may_lose_input = may_lose_input
+        self._lock = threading.Lock()
+        self._is_stopped = threading.Event()
+        #: Failed operators whose region is not restored yet.
+        self._failing: set[OperatorId] = set()
+        self._last: dict[OperatorId, LastRestore] = {}
+        #: Lost input that regions have continued without since the flow started.
+        self.lost_input: list[LostInput] = []
+
+    def stop(self) -> None:
+        """Begin no further restore; one under way is finished, or given up before it starts an operator."""
+        self._is_stopped.set()
+        if self._lock.acquire(timeout=_STOP_SECONDS):
+            self._lock.release()
+        else:
+            log.error("region_restore_not_finished", flow=self._name)
+
+    def is_busy(self) -> bool:
+        """Whether a region is being restored, or about to be."""
+        return bool(self._failing)
+
+    def operator_failed(self, service: OperatorService, error: FlowFailedError) -> None:
+        """An operator has failed for good: restarts of its query have not helped."""
+        self._failing.add(service.operator)
+        threading.Thread(
+            target=self._restored_or_failed,
+            args=(service, error),
+            name=f"cutline-region-{service.operator}",
+            daemon=True,
+        ).start()
+
+    def _restored_or_failed(self, service: OperatorService, error: FlowFailedError) -> None:
+        with self._lock:
+            if self._is_stopped.is_set() or self._parts.operators[service.operator] is not service:
+                self._failing.discard(service.operator)
+                return  # the flow ends, or another operator's region included it
+            try:
+                self._restore(service, error)
+                self._failing.discard(service.operator)
+            except _HopelessError:
+                self._on_fatal(error)
+            except Exception as problem:
+                log.error("region_not_restored", flow=self._name, operator=service.operator, exc_info=True)
+                self._on_fatal(
+                    FlowFailedError(
+                        f"{error}\nits region could not be restored either: {problem}",
+                        next_step="fix the cause, then restart the flow",
+                        flow=self._name,
+                        operator=service.operator,
+                    )
+                )
+
+    # ------------------------------------------------------------------ stop, choose, build, enter, start
+
+    def _restore(self, service: OperatorService, error: FlowFailedError) -> None:
+        begun, failed = time.monotonic(), service.operator
+        region = region_to_stop(self._definition, failed)
+        self._coordinator.lose_region(region, f"{failed} has failed for good")
+        facts = self._facts(service, error)
+        again, decision = remembered(facts), choose_region(facts)
+        if isinstance(decision, Refusal):
+            raise decision.error()
+        if again is None:
+            raise _HopelessError
+        self._last[failed] = again
+        self._parts.stop(region)
+        with self._parts.collection_at_rest:  # an entry deleted while a log is read would look like damage
+            generation = self._flow.metadata.advance_generation()
+            plan, channels = self._built(facts, generation)
+            crashpoint("restore-dirs-built", failed)
+            if self._is_stopped.is_set():
+                raise RecoveryError("the flow was stopped meanwhile", flow=self._name)
+            self._enter(plan, channels, generation, failed)
+        self._parts.start(region, self._coordinator, generation, self._completed(plan))
+        collect_spark_dirs(self._flow.layout, dict.fromkeys(region, generation))
+        self._flow.metadata.count_recovery(plan.path)
+        self._metrics.recovered(plan.path, time.monotonic() - begun)
+        log.warning("region_restored", flow=self._name, operator=failed, path=plan.path)
+
+    def _facts(self, service: OperatorService, error: FlowFailedError) -> RegionFacts:
+        failed = service.operator
+        newest = self._newest_checkpoint(failed)
+        manifests: list[Manifest | None] = []
+        if self._definition.is_per_operator:
+            # Only epochs that the coordinator knows: the disk may hold others, of a history that was given up.
+            manifests = [self._readable(epoch) for epoch in self._coordinator.complete_epochs(failed)]
+        elif newest != NO_EPOCH:
+            manifests = [self._flow.checkpoints.load_manifest(newest)]
+        return RegionFacts(
+            definition=self._definition,
+            failed=failed,
+            reason=str(error).partition("\n")[0],
+            newest=newest,
+            manifests=tuple(one for one in manifests if one is not None),
+            reached=service.channel.last_batch,
+            has_caught_up=service.has_caught_up,
+            last=self._last.get(failed),
+            may_lose_input=self._may_lose_input,
+        )
+
+    def _newest_checkpoint(self, failed: OperatorId) -> Epoch:
+        """The operator's newest complete epoch, once none of its epochs is pending."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while (epoch := self._coordinator.newest_complete(failed)) is None:
+            if self._is_stopped.is_set() or time.monotonic() > deadline:
+                raise RecoveryError("pending checkpoints were not aborted in time", flow=self._name)
+            time.sleep(_LOOK_SECONDS)
+        return epoch
+
+    def _built(self, facts: RegionFacts, generation: Generation) -> tuple[RestorePlan, dict[OperatorId, ChannelLog]]:
+        """Choose, find facts and build until a plan succeeds; returns it with the logs of the restored operators."""
+        live = self._flow.layout.live_dirs(self._parts.spark_dirs)
+        while True:
+            decision = choose_region(facts)
+            match decision:
+                case Hopeless():
+                    raise _HopelessError
+                case Refusal():
+                    raise decision.error()
+                case NeedInputSince():
+                    found = input_since(self._flow, decision, live)
+                    facts = replace(facts, input_since=(*facts.input_since, found))
+                case RestorePlan(path="alone"):
+                    trial = self._built_alone(decision, generation)
+                    if trial is None:
+                        return decision, {}
+                    facts = replace(facts, trials=(*facts.trials, trial))
+                case RestorePlan():
+                    manifest = decision.manifests[-1]
+                    check_inputs(manifest, decision.region, self._parts.channels)
+                    restorer = Restorer(
+                        flow=self._flow,
+                        generation=generation,
+                        note=self._note,
+                        may_lose_input=self._may_lose_input,
+                        ran_in=live,
+                    )
+                    return decision, restorer.build(manifest, decision.region)
+                case _:
+                    raise LookupError(f"a running flow is not asked for {decision}")
+
+    def _built_alone(self, plan: RestorePlan, generation: Generation) -> Trial | None:
+        """Per-operator mode: restores only this operator; its log is unchanged, so nothing downstream is affected."""
+        manifests = {one.epoch: one for one in plan.manifests}
+        for name, epoch in plan.alone.items():
+            folder = self._flow.layout.spark_checkpoint_dir(name, generation)
+            try:
+                build_alone(self._flow, name, manifests.get(epoch), self._parts.channels, folder)
+            except (CutlineError, OSError) as error:
+                self._note(f"epoch {epoch} of {name} cannot be used: {error}")
+                return Trial(path=plan.path, tier=plan.tier, epoch=epoch, problem=str(error), operator=name)
+        return None
+
+    def _enter(
+        self, plan: RestorePlan, restored: dict[OperatorId, ChannelLog], generation: Generation, failed: OperatorId
+    ) -> None:
+        """``restored``: the logs that are restored with their operators; logs of operators restored alone stay."""
+        parts = self._parts
+        forked: dict[OperatorId, Lineage] = {name: channel.lineage for name, channel in restored.items()}
+        for name in plan.alone:
+            parts.channels[name].sync_barriers()
+            forked[name] = parts.channels[name].lineage.fork(generation, parts.channels[name].end)
+        spark_dirs = {**parts.spark_dirs, **dict.fromkeys(forked, generation)}
+        entry = Entry(
+            generation=generation,
+            lineages={**{name: channel.lineage for name, channel in parts.channels.items()}, **forked},
+            spark_dirs=spark_dirs,
+            generations=[self._entered],
+        )
+        enter(plan, entry, self._flow, scope=failed)
+        parts.spark_dirs.update(spark_dirs)
+        self._metrics.input_lost(plan.lost_input)
+        self.lost_input += plan.lost_input
+        self._flow.metadata.check_fence()
+        for name in plan.alone:
+            parts.channels[name].fork(generation)
+        for channel in restored.values() if restored else (parts.channels[name] for name in plan.alone):
+            self._abort_given_up(channel)
+        parts.channels.update(restored)
+
+    def _completed(self, plan: RestorePlan) -> dict[OperatorId, BatchId]:
+        if plan.alone:
+            epochs = {name: self._coordinator.complete_epochs(name) for name in plan.alone}
+            return {name: max(batches.values(), default=NO_BATCH) for name, batches in epochs.items()}
+        return {name: plan.manifests[-1].operators[name].batch for name in plan.region}
+
+    def _abort_given_up(self, channel: ChannelLog) -> None:
+        """Remove what the operator wrote after the restored position."""
+        sinks, layout = self._flow.sinks, self._flow.layout
+        left = self._entered.left.get(channel.operator)
+        abort_invisible(channel, sinks, None if left is None else lineage_of(left))
+        # After that: sinks upstream continue, and may publish for others in their database what is still staged.
+        for name in self._flow.graph.sinks_of(channel.operator):
+            if isinstance(sink := sinks[name], ImmediateSink):
+                sink.rewind_given_up(channel)
+        begun = {name: since for name, since in self._entered.begun.items() if name == channel.operator}
+        kept = (self._readable(epoch) for epoch in self._flow.checkpoints.epochs()) if begun else ()
+        channel.collect(held_files([one for one in kept if one is not None], begun, layout))
+
+    def _readable(self, epoch: Epoch) -> Manifest | None:
+        try:
+            return self._flow.checkpoints.load_manifest(epoch)
+        except CutlineError as error:
+            self._note(f"epoch {epoch}: {error}")
+            return None
+
+    def _note(self, text: str) -> None:
+        log.warning("recovery_problem", flow=self._name, problem=text)

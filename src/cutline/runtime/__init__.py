@@ -1,1 +1,1 @@
-"""Which adapter stands behind which port: flows are checked, recovered and started here."""
+"""Assembles the parts: the adapter of each port, and the handle of a running flow."""

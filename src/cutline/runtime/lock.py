@@ -1,4 +1,4 @@
-"""One process per flow and storage: a lock that a kill -9 releases, and that waits for the dead one's JVM."""
+"""One process per flow and storage: a lock that a kill -9 releases, and that waits for the dead process's JVM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cutline.errors import FlowLockedError
 
 log = get_logger(__name__)
 
-#: When the driver's Python dies, its JVM notices and exits; until then it could still write Spark's own files.
+#: When the driver's Python process dies, its JVM notices and exits; until then the JVM could still write Spark's files.
 _JVM_EXIT_SECONDS = 60.0
 
 
@@ -29,7 +29,7 @@ class FlowLock:
     def acquire(self, *, is_noted: bool = True) -> None:
         """Take the lock; raises FlowLockedError when another process runs the flow.
 
-        ``is_noted=False``: only to keep others out for a while. The flow does not run, and nobody is told that it does.
+        ``is_noted=False``: only excludes other processes; the flow does not run and is not reported as running.
         """
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -48,7 +48,7 @@ class FlowLock:
         self._note(str(os.getpid()))
 
     def note_jvm(self, pid: int) -> None:
-        """Remember the JVM of this process, so that a successor can wait for its end."""
+        """Record the JVM of this process, so that a successor can wait for its end."""
         self._note(f"{os.getpid()} {pid} {_start_time(pid)}")
 
     def release(self) -> None:
@@ -89,9 +89,9 @@ class FlowLock:
 
 
 def running_pid(path: Path) -> int | None:
-    """The process that runs the flow, by what it has noted; None if none does.
+    """The process that runs the flow, as recorded in the lock file; None if none does.
 
-    The lock itself is not touched: to try it would make a start fail that comes at the same moment.
+    The lock itself is not tried: that would make a start at the same moment fail.
     """
     try:
         noted = path.read_text().split()
@@ -101,7 +101,7 @@ def running_pid(path: Path) -> int | None:
 
 
 def _start_time(pid: int) -> str:
-    """Tells one process from a later one with the same number; empty when there is none (or no /proc)."""
+    """Distinguishes a process from a later one with the same pid; empty when there is none (or no /proc)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

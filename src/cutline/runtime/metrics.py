@@ -8,14 +8,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from cutline.model.ids import Epoch, FlowName, SinkId
-from cutline.ports import LostInput
+from cutline.model.generation import LostInput
+from cutline.model.ids import Epoch, FlowName, OperatorId, SinkId
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Metrics:
-    """What a running flow counts. ``registry`` may be served or read by anyone."""
+    """The metrics of a running flow. ``registry`` may be served or read by any code."""
 
     def __init__(self, flow: FlowName) -> None:
         self.registry = CollectorRegistry()
@@ -38,7 +38,7 @@ class Metrics:
         self._recovery = counter("recovery", "Starts by recovery path", "path")
         self._recovery_seconds = gauge("recovery_seconds", "Time from start to running", "path")
         self._restarts = counter("query_restarts", "Restarted queries", "operator")
-        self._lost_input = counter("lost_input", "Files and messages that sources could not read again", "operator")
+        self._lost_input = counter("lost_input", "Files and messages that sources could not reread", "operator")
         self._healthy = gauge("healthy", "0 while more checkpoints in a row have failed than is tolerated")
         self._healthy.labels(flow).set(1)
 
@@ -68,10 +68,10 @@ class Metrics:
         self._healthy.labels(self._flow).set(int(is_healthy))
 
     def follow(self, name: str, text: str, label: str, counts: Callable[[], Mapping[str, int]]) -> None:
-        """Show counts that somebody else keeps, read when they are asked for."""
+        """Export counts that another part keeps; they are read on each scrape."""
         self.registry.register(_Followed(f"cutline_{name}", text, self._flow, label, counts))
 
-    def query_restarted(self, operator: str) -> None:
+    def query_restarted(self, operator: OperatorId) -> None:
         self._restarts.labels(self._flow, operator).inc()
 
 

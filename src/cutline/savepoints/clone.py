@@ -1,6 +1,6 @@
-"""A second flow from a savepoint: everything under the new flow's name, and operators under new names if they have any.
+"""Builds a second flow from a savepoint: under the new flow's name, with operators renamed as requested.
 
-Built in a folder beside, which is renamed at the end: the new flow is there with all it needs, or not at all.
+It is built in a neighbouring folder, which is renamed at the end: the new flow exists whole or not at all.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import msgspec
 
 from cutline.base import durable, records
 from cutline.base.clock import now_ms
+from cutline.channels import entry_files as codec
 from cutline.errors import DamagedRecordError
-from cutline.model import entries as codec
+from cutline.model.checkpoint import Manifest, OperatorRecord
 from cutline.model.entries import DataEntry
+from cutline.model.generation import GenerationRecord
 from cutline.model.ids import Epoch, FlowName, OperatorId
 from cutline.model.layout import Layout
-from cutline.ports import GenerationRecord, Manifest, OperatorRecord
 from cutline.protocol.history.renaming import Renaming
 from cutline.tiers.checkpoint_files import entry_paths
-from cutline.tiers.upload import Replica
+from cutline.tiers.remote_tier import RemoteTier
 
 
 def branch(
-    replica_in: Callable[[Layout], Replica],
+    tier_in: Callable[[Layout], RemoteTier],
     epoch: Epoch,
     target: Layout,
     flow: FlowName,
@@ -35,22 +36,22 @@ def branch(
     rename: Mapping[str, str],
     drop: Collection[str],
 ) -> tuple[Manifest, Renaming]:
-    """``replica_in``: the savepoint, as a source for a folder. Raises ConfigError, DamagedRecordError or StoreError.
+    """``tier_in``: opens the savepoint as a tier for a folder. Raises ConfigError, DamagedRecordError or StoreError.
 
-    What the first flow's sinks had staged is not the second one's to publish: its sinks begin after the savepoint.
+    The second flow does not publish what the first flow's sinks had staged: its sinks begin after the savepoint.
     """
     durable.make_dir(target.root.parent)
     with tempfile.TemporaryDirectory(prefix=".tmp-clone-", dir=target.root.parent) as folder:
         fetched, built = Layout(Path(folder), "fetched"), Layout(Path(folder), "built")
-        replica = replica_in(fetched)
-        replica.fetch_records()
-        manifest = replica.load_manifest(epoch)
-        replica.fetch_content(manifest)
+        tier = tier_in(fetched)
+        tier.downloader.download_records()
+        manifest = tier.checkpoints.load_manifest(epoch)
+        tier.downloader.download_content(manifest)
         generation = records.load("generation", fetched.generation(manifest.generation), GenerationRecord)
         renaming = Renaming.checked(generation.inputs, rename, drop)
         made = _Builder(fetched, built, renaming, flow).build(manifest, generation)
         if target.root.exists():
-            target.root.rmdir()  # empty, or it fails: nothing is ever written over
+            target.root.rmdir()  # fails unless it is empty: nothing is ever overwritten
         os.rename(built.root, target.root)
         durable.fsync_dir(target.root.parent)
     return made, renaming
@@ -94,7 +95,7 @@ class _Builder:
             spark_dirs=keys(generation.spark_dirs),
             inputs=inputs,
             schemas=keys(generation.schemas),
-            begun={},  # of the logs before this checkpoint the new flow has none
+            begun={},  # the new flow has no logs from before this checkpoint
             left={},
         )
 
@@ -111,7 +112,7 @@ class _Builder:
         return msgspec.structs.replace(renamed, flow=self._flow, sinks={})
 
     def _entries(self, manifest: Manifest) -> None:
-        """What a restore reads of the logs, as the new flow would have written it."""
+        """Writes the log entries that a restore reads, as the new flow would have written them."""
         folders = {
             self._fetched.channel(old): self._built.channel(new) for old, new in self._renaming.new_names.items()
         }

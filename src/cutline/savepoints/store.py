@@ -1,8 +1,8 @@
-"""Named checkpoints that a person has taken: self-contained, kept until a person deletes them, movable to anywhere.
+"""Savepoints: named checkpoints that users create; self-contained, kept until a user deletes them, movable anywhere.
 
-A savepoint is a folder of its own, laid out like a flow's: manifest, records, content, what is in flight. It holds no
-path of a machine, so a copy of the folder in a bucket or on another disk is as good. ``savepoint.json`` is written
-last: it is there with all it names, or not at all.
+A savepoint is its own folder, laid out like a flow's: manifest, records, content, in-flight data. It holds no path of a
+machine, so a copy of the folder in a bucket or on another disk is equivalent. ``savepoint.json`` is written last: a
+savepoint exists whole or not at all.
 """
 
 from __future__ import annotations
@@ -19,39 +19,40 @@ from cutline.base import durable, records
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
 from cutline.errors import ConfigError, CutlineError, UnknownSavepointError
+from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, FlowName, Generation, OperatorId
 from cutline.model.layout import Layout
-from cutline.ports import Manifest, ObjectStore
+from cutline.ports.objects import ObjectStore
 from cutline.protocol.history.renaming import Renaming
 from cutline.savepoints.clone import branch
-from cutline.tiers.upload import Replica
+from cutline.tiers.remote_tier import RemoteTier
 
 KIND = "savepoint"
-#: A number alone would be taken for an epoch.
+#: A plain number would be mistaken for an epoch.
 _NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CARD = "savepoint.json"
-#: Larger objects travel through a file instead of through memory.
+#: Larger objects are copied through a file instead of through memory.
 _LARGE_BYTES = 32 << 20
 
 OpenStore = Callable[[str], ObjectStore]
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a savepoint, and not what is left of one that was never finished, or is being deleted."""
+    """Whether a folder holds a savepoint, not the remains of one that was never finished or is being deleted."""
     return (folder / _CARD).exists()
 
 
 class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a savepoint without reading what it holds."""
+    """Description of a savepoint, readable without reading its content."""
 
     name: str
     flow: FlowName
     epoch: Epoch
     generation: Generation
     created_ms: int
-    #: Nothing was under way: code and schemas may change before it is restored.
+    #: No data was in flight: code and schemas may change before it is restored.
     is_drained: bool
-    #: Per operator: the batch after which its state lies.
+    #: Per operator: the last batch that its state includes.
     batches: dict[OperatorId, int]
     files: int
     size_bytes: int
@@ -66,38 +67,38 @@ class Savepoints:
         self._open_store = open_store
 
     def list(self) -> list[Savepoint]:
-        """All that can be read, oldest first."""
+        """All readable savepoints, oldest first."""
         found = []
         for path in self._layout.savepoints.glob(f"*/{_CARD}") if self._layout.savepoints.exists() else ():
             try:
                 found.append(records.load(KIND, path, Savepoint))
             except CutlineError:
-                continue  # ``show`` and ``verify`` say what is wrong with it
+                continue  # ``show`` and ``verify`` report what is wrong with it
         return sorted(found, key=lambda one: (one.created_ms, one.name))
 
     def load(self, name: str) -> Savepoint:
         folder = self._folder(name)
         if not folder.exists():
             known = ", ".join(one.name for one in self.list()) or "none"
-            raise UnknownSavepointError(f"there is no savepoint {name!r}", next_step=f"there are: {known}")
+            raise UnknownSavepointError(f"there is no savepoint {name!r}", next_step=f"available savepoints: {known}")
         return records.load(KIND, folder / _CARD, Savepoint)
 
-    def replica(self, name: str, layout: Layout | None = None) -> Replica:
-        """What the savepoint holds, as a place to copy from into a flow's folder (its own, unless another is given)."""
-        return Replica(self._open_store(str(self._folder(name))), layout or self._layout, has_rivals=False)
+    def tier(self, name: str, layout: Layout | None = None) -> RemoteTier:
+        """The savepoint as a tier to download from into a flow's folder (its own by default)."""
+        return RemoteTier.open(self._open_store(str(self._folder(name))), layout or self._layout, has_rivals=False)
 
     # ------------------------------------------------------------------ making and deleting
 
     def create(self, name: str, manifest: Manifest, *, is_drained: bool, note: str = "") -> Savepoint:
-        """Keep a complete checkpoint under a name; whoever calls keeps it from being collected meanwhile."""
+        """Store a complete checkpoint under a name; the caller protects it from collection meanwhile."""
         self.check_free(name)
         folder = self._folder(name)
-        shutil.rmtree(folder, ignore_errors=True)  # of one that was not finished
+        shutil.rmtree(folder, ignore_errors=True)  # remains of a savepoint that was not finished
         durable.make_dir(folder)
-        replica = self.replica(name)
-        copied = replica.send(manifest, manifest.generation)
+        uploader = self.tier(name).uploader
+        copied = uploader.send(manifest, manifest.generation)
         crashpoint("savepoint-sent")
-        replica.seal(manifest, manifest.generation)
+        uploader.seal(manifest, manifest.generation)
         savepoint = Savepoint(
             name=name,
             flow=manifest.flow,
@@ -114,7 +115,7 @@ class Savepoints:
         return savepoint
 
     def delete(self, name: str) -> None:
-        """The card first: killed half-way it is no savepoint any more."""
+        """Removes the card first: after a kill, the folder is no longer a savepoint."""
         self.load(name)
         folder = self._folder(name)
         (folder / _CARD).unlink()
@@ -122,15 +123,15 @@ class Savepoints:
         shutil.rmtree(folder)
 
     def export(self, name: str, url: str) -> int:
-        """Copy it to a place of its own, in a bucket or on another disk; returns the bytes copied."""
+        """Copy it to another place, in a bucket or on another disk; returns the bytes copied."""
         self.load(name)
         target = self._open_store(url)
         if target.find(_CARD) is not None:
-            raise ConfigError(f"there is a savepoint at {target.url} already", next_step="choose another place")
+            raise ConfigError(f"a savepoint exists already at {target.url}", next_step="choose another place")
         return _copy_all(self._open_store(str(self._folder(name))), target)
 
-    def bring(self, url: str, name: str) -> Savepoint:
-        """Take in a savepoint that was exported, of this flow or another."""
+    def import_from(self, url: str, name: str) -> Savepoint:
+        """Import an exported savepoint, of this flow or another."""
         self.check_free(name)
         source, folder = self._open_store(url), self._folder(name)
         card = records.decode(KIND, source.read(_CARD), Savepoint, path=f"{url}/{_CARD}")
@@ -141,36 +142,36 @@ class Savepoints:
         durable.replace(folder / _CARD, records.encode(KIND, savepoint))
         return savepoint
 
-    # ------------------------------------------------------------------ going back and branching off
+    # ------------------------------------------------------------------ restoring and cloning
 
     def fetch(self, name: str) -> Manifest:
-        """Put all that it holds into the flow's folder, where a restore finds it."""
+        """Download all its content into the flow's folder, where a restore finds it."""
         savepoint = self.load(name)
         self._refuse_foreign(name, savepoint)
-        replica = self.replica(name)
-        replica.fetch_records()
-        manifest = replica.load_manifest(savepoint.epoch)
-        replica.fetch_content(manifest)
+        tier = self.tier(name)
+        tier.downloader.download_records()
+        manifest = tier.checkpoints.load_manifest(savepoint.epoch)
+        tier.downloader.download_content(manifest)
         return manifest
 
     def _refuse_foreign(self, name: str, savepoint: Savepoint) -> None:
-        """What is of this flow's history is here already, or was; what differs is of another's."""
+        """Records of this flow's history are here or were collected; a record that differs is of another history."""
         store = self._open_store(str(self._folder(name)))
         generations = (info.path for info in store.walk("generations"))
         others = [path for path in generations if self._differs(path, store.read(path))]
-        if self._is_another_here(self.replica(name).load_manifest(savepoint.epoch)):
+        if self._is_another_here(self.tier(name).checkpoints.load_manifest(savepoint.epoch)):
             others.append(self._layout.manifest(savepoint.epoch).relative_to(self._layout.root).as_posix())
         if others:
             raise ConfigError(
-                f"savepoint {name!r} is of another history than this flow's",
-                next_step="begin a flow of its own from it: cutline clone",
+                f"savepoint {name!r} does not belong to this flow's history",
+                next_step="create a separate flow from it: cutline clone",
                 path=others[0],
             )
         newest = Generation(max((int(info.path[-11:-5]) for info in store.walk("generations")), default=0))
         if self._layout.generations.exists() and not self._layout.generation(newest).exists():
             raise ConfigError(
-                f"savepoint {name!r} was taken by a flow that this one does not come from",
-                next_step="begin a flow of its own from it: cutline clone",
+                f"savepoint {name!r} was taken by a flow that is no ancestor of this one",
+                next_step="create a separate flow from it: cutline clone",
             )
 
     def _differs(self, path: str, content: bytes) -> bool:
@@ -178,7 +179,7 @@ class Savepoints:
         return here.exists() and here.read_bytes() != content
 
     def _is_another_here(self, manifest: Manifest) -> bool:
-        """By what it says: the copy in a savepoint was written anew, and a number may be spelled in two ways."""
+        """Compares decoded manifests: the savepoint's copy was re-encoded, and a number may be spelled in two ways."""
         here = self._layout.manifest(manifest.epoch)
         if not here.exists() or not records.is_whole(here.read_bytes()):
             return False
@@ -194,36 +195,34 @@ class Savepoints:
         rename: Mapping[str, str] | None = None,
         drop: Collection[str] = (),
     ) -> tuple[Manifest, Renaming]:
-        """Make another flow that begins where this savepoint lies and shares nothing with the first.
+        """Create another flow that begins at this savepoint and shares nothing with the first.
 
-        ``rename``: operators that are called otherwise in it; ``drop``: those that it has not. Its sinks begin empty.
+        ``rename``: new names of operators; ``drop``: operators that it does not have. Its sinks begin empty.
         """
         if target.root.exists() and any(target.root.iterdir()):
             raise ConfigError(
-                f"{target.root.name} is there already",
+                f"{target.root.name} exists already",
                 next_step="choose another name for the clone, or remove its folder",
                 flow=flow,
             )
         epoch = self.load(name).epoch
-        return branch(lambda layout: self.replica(name, layout), epoch, target, flow, rename=rename or {}, drop=drop)
+        return branch(lambda layout: self.tier(name, layout), epoch, target, flow, rename=rename or {}, drop=drop)
 
     def _folder(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise ConfigError(
-                f"{name!r} is not a name for a savepoint", next_step="use letters, digits, dots, dashes, underscores"
+                f"{name!r} is not a valid savepoint name", next_step="use A-Z, a-z, digits, dots, dashes, underscores"
             )
         return self._layout.savepoint(name)
 
     def check_free(self, name: str) -> None:
-        """Raise ConfigError if a savepoint cannot get this name."""
+        """Raise ConfigError if the name is invalid or taken."""
         if (self._folder(name) / _CARD).exists():
-            raise ConfigError(
-                f"there is a savepoint {name!r} already", next_step="choose another name, or delete it first"
-            )
+            raise ConfigError(f"savepoint {name!r} exists already", next_step="choose another name, or delete it first")
 
 
 def _copy_all(source: ObjectStore, target: ObjectStore) -> int:
-    """Every object; the card last."""
+    """Copies every object, the card last."""
     infos = sorted(source.walk(), key=lambda info: info.path == _CARD)
     for info in infos:
         if info.size_bytes <= _LARGE_BYTES:

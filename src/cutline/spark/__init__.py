@@ -1,1 +1,1 @@
-"""Everything that touches Spark. Beside it only the sources' readers import pyspark."""
+"""Everything that touches Spark. The only package that imports pyspark."""

@@ -1,7 +1,7 @@
 """The gated source: a Python data source that reads a channel as far as the gate allows.
 
-``latestOffset`` runs in a Python process beside the driver and sees the gate as a small file that the driver replaces
-atomically. Every source of every query starts such a process: what this module imports is paid many times.
+``latestOffset`` runs in a Python process beside the driver and reads the gate from a small file, which the driver
+replaces atomically. Every source of every query starts such a process: each pays for the imports of this module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SegmentsPartition(InputPartition):
 
 
 class ChannelSource(DataSource):
-    """``spark.readStream.format("cutline_channel")``; made by the engine, not by users."""
+    """``spark.readStream.format("cutline_channel")``; created by the engine, not by users."""
 
     @classmethod
     def name(cls) -> str:
@@ -53,7 +53,7 @@ class ChannelReader(DataSourceStreamReader):
         self._entries: dict[int, dict[str, Any]] = {}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Not always the beginning: an operator that joins a flow later finds logs whose beginning is gone."""
+        """Not always the beginning: an operator added to a flow later finds logs whose beginning was collected."""
         return self._offset(int(self._read_gate()["first"]))
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class ChannelReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from cutline.channels.segments import read_segment  # executors only
-        from cutline.ports import SegmentPlace
+        from cutline.ports.engine import SegmentPlace
 
         if isinstance(partition, SegmentsPartition):
             place = SegmentPlace(url=partition.url, options=partition.options)
@@ -97,7 +97,7 @@ class ChannelReader(DataSourceStreamReader):
     # ------------------------------------------------------------------ inside
 
     def _place(self) -> tuple[str, dict[str, str]]:
-        """Where the segments are, as ``cutline.channels.segment_store`` writes it: too much to import here."""
+        """Where the segments are, as ``cutline.channels.segment_store`` writes it; importing it here costs too much."""
         try:
             with open(self._folder.parent / "segments.json", "rb") as file:
                 place: dict[str, Any] = json.loads(file.read())["body"]["place"]
@@ -111,11 +111,11 @@ class ChannelReader(DataSourceStreamReader):
         return {"channel": self._channel, "position": position}
 
     def _check(self, offset: dict[str, Any]) -> None:
-        """Spark knows sources by their place in the plan: when that has changed, offsets come to the wrong one."""
+        """Spark identifies sources by their place in the plan: if that changes, a source gets another one's offsets."""
         if offset["channel"] != self._channel:
             raise ValueError(
                 f"a position in channel {offset['channel']!r} was given to the reader of {self._channel!r}: "
-                "the operator uses its inputs in another order than before; use them in the old order"
+                "the operator uses its inputs in a new order; use them in the old order"
             )
 
     def _read_gate(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class ChannelReader(DataSourceStreamReader):
 
 
 def _balanced(segments: list[tuple[int, str]], parallelism: int) -> list[list[str]]:
-    """Few partitions of similar size, whatever the number of segments."""
+    """A few partitions of similar size, for any number of segments."""
     count = min(len(segments), max(parallelism, 1))
     groups: list[tuple[int, list[str]]] = [(0, []) for _ in range(count)]
     for size, path in sorted(segments, reverse=True):

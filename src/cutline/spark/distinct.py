@@ -1,4 +1,4 @@
-"""Rows that a producer has sent twice, once: Spark's de-duplication within a watermark, with its arguments checked."""
+"""Removes rows that a producer sent twice: Spark's de-duplication within a watermark, with its arguments checked."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
-from cutline.config.options import parse_duration_ms
+from cutline.config.values import parse_duration_ms
 from cutline.errors import ConfigError
 from cutline.spark.query_plan import WATERMARK_MARK, watermarked_columns
 
 
 def distinct(rows: DataFrame, *, key: str | Sequence[str], time: str, within: str | float) -> DataFrame:
-    """Of rows with the same key whose times are at most ``within`` apart, only the one that comes first.
+    """Keep only the first of the rows that have the same key and times at most ``within`` apart.
 
-    Which keys there were is state like any other: it is in every checkpoint and comes back with it. A key is forgotten
-    some time after ``within``, not at once. It is the watermark's delay too: rows that are older than the newest by
-    more than that may be dropped as late. ``"10m"``, ``"10 minutes"``, or a number of seconds.
+    The keys seen are state like any other: every checkpoint contains them, and a restore restores them. A key expires
+    some time after ``within``, not immediately. ``within`` is also the watermark's delay: rows that are older than the
+    newest by more than that may be dropped as late. ``"10m"``, ``"10 minutes"``, or a number of seconds.
     """
     keys = [key] if isinstance(key, str) else list(key)
     _check_frame(rows)
@@ -35,19 +35,19 @@ def _check_frame(rows: Any) -> None:
         kind = "a static DataFrame" if isinstance(rows, DataFrame) else type(rows).__name__
         raise ConfigError(
             f"distinct: {kind} has no watermark",
-            next_step="give it a streaming DataFrame; of a static one, rows.dropDuplicates(key) does it",
+            next_step="pass a streaming DataFrame; for a static one, use rows.dropDuplicates(key)",
         )
     if found := watermarked_columns(rows):
         raise ConfigError(
             f"distinct: the rows have a watermark already, on {', '.join(found)}; a second one would change the first",
-            next_step="leave out withWatermark, which distinct sets itself; a watermark with another delay "
-            "belongs into another operator",
+            next_step="leave out withWatermark, which distinct sets itself; put a watermark with another delay "
+            "into another operator",
         )
 
 
 def _check_keys(rows: DataFrame, keys: Sequence[str]) -> None:
     if not keys:
-        raise ConfigError("distinct: there is no key", next_step='name the columns of it: key=["order_id"]')
+        raise ConfigError("distinct: there is no key", next_step='name its columns: key=["order_id"]')
     for name in keys:
         if name not in rows.columns:
             raise _unknown_column("key", name, rows)
@@ -67,7 +67,7 @@ def _check_time(rows: DataFrame, time: str) -> None:
 def _unknown_column(argument: str, name: object, rows: DataFrame) -> ConfigError:
     return ConfigError(
         f"distinct: {argument}: the rows have no column {name!r}",
-        next_step=f"there are: {', '.join(rows.columns)}; a field of a struct must be selected as a column first",
+        next_step=f"the columns are {', '.join(rows.columns)}; a field of a struct must be selected as a column first",
     )
 
 
@@ -75,7 +75,7 @@ def _with_watermark(rows: DataFrame, time: str, within: str | float) -> DataFram
     try:
         delay = f"{parse_duration_ms(within, option='within')} milliseconds"
     except ConfigError:
-        delay = str(within)  # as Spark writes it, perhaps
+        delay = str(within)  # possibly in Spark's notation
     try:
         watermarked = rows.withWatermark(time, delay)
         is_positive = int(watermarked.schema[time].metadata[WATERMARK_MARK]) > 0
@@ -89,5 +89,5 @@ def _with_watermark(rows: DataFrame, time: str, within: str | float) -> DataFram
 def _bad_duration(within: object) -> ConfigError:
     return ConfigError(
         f"distinct: within: {within!r} is not a duration above zero",
-        next_step='write for example "10m" or "10 minutes": as long as a producer may take to send again',
+        next_step='write for example "10m" or "10 minutes": the longest time after which a producer may send again',
     )

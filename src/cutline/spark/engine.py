@@ -4,131 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from cutline.base import durable
-from cutline.base.decoding import decoder_of
 from cutline.config.options import Options
-from cutline.connectors.generator.spark_reader import GeneratorSource
-from cutline.connectors.kafka.spark_reader import KafkaSource
-from cutline.connectors.nats.spark_reader import NatsSource
-from cutline.connectors.postgres.spark_reader import PostgresSource
 from cutline.errors import JvmLostError
 from cutline.model.graph import FlowGraph, OperatorNode
-from cutline.model.ids import BatchId, FlowName, OperatorId, Position
+from cutline.model.ids import BatchId, OperatorId, Position
 from cutline.model.layout import Layout
-from cutline.ports import BatchHandler, LiveDirs, OperatorPlan, StagedTask, StageJob
+from cutline.model.plan import OperatorPlan
+from cutline.ports.engine import BatchHandler, LiveDirs
 from cutline.protocol.history.lineage import Lineage
 from cutline.spark import query_plan as planning
+from cutline.spark.batch import SparkBatch
 from cutline.spark.channel_source import FORMAT, ChannelSource
-from cutline.spark.executor_staging import REPORT_SCHEMA, stage_rows
+from cutline.spark.query import _QUERY_LOGGER, SparkQuery, _asking_jvm
 from cutline.spark.remote_dirs import settle_live_dirs
 from cutline.spark.session import query_session, settle_python_sources
-from cutline.spark.source_discovery import planned_sources
-
-_QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
-
-
-@contextlib.contextmanager
-def _asking_jvm(flow: FlowName) -> Iterator[None]:
-    """Whatever py4j makes of a JVM that is gone becomes one error; what the JVM itself answers stays as it is."""
-    try:
-        yield
-    except Py4JJavaError:
-        raise
-    except (Py4JError, ConnectionError, EOFError) as error:
-        raise JvmLostError(
-            "the JVM that runs the queries has ended",
-            next_step="see why (its own output, the kernel's log); start the flow again: it resumes where it stopped",
-            flow=flow,
-        ) from error
-
-
-class SparkBatch:
-    """A micro-batch inside ``foreachBatch``: Spark has written its offsets and not yet its commit."""
-
-    def __init__(
-        self, frame: DataFrame, batch: BatchId, spark_checkpoint_dir: Path, live_dirs: LiveDirs | None
-    ) -> None:
-        self._frame = frame
-        self._batch = batch
-        self._spark_checkpoint_dir = spark_checkpoint_dir
-        self._live_dirs = live_dirs
-
-    @property
-    def batch(self) -> BatchId:
-        return self._batch
-
-    def positions(self) -> Mapping[OperatorId, Position]:
-        """From Spark's own offset log, which is what a re-run of the batch would read too."""
-        offsets = [json.loads(line) for line in self._offsets_lines()[2:] if line.startswith("{")]
-        return {
-            OperatorId(offset["channel"]): Position(offset["position"]) for offset in offsets if "channel" in offset
-        }
-
-    def watermark_ms(self) -> int:
-        return int(json.loads(self._offsets_lines()[1]).get("batchWatermarkMs", 0))
-
-    def _offsets_lines(self) -> list[str]:
-        if self._live_dirs is not None:
-            return self._live_dirs.read(self._spark_checkpoint_dir, f"offsets/{self._batch}").decode().splitlines()
-        return (self._spark_checkpoint_dir / "offsets" / str(self._batch)).read_text().splitlines()
-
-    def stage(self, job: StageJob) -> list[StagedTask]:
-        rows = self._frame.mapInArrow(stage_rows(job), REPORT_SCHEMA).collect()
-        return [decoder_of(StagedTask).decode(row["report"]) for row in rows]
-
-    def run_to_end(self) -> None:
-        self._frame.write.format("noop").mode("overwrite").save()
-
-
-class SparkQuery:
-    """A running query. See ``cutline.ports.Query``."""
-
-    def __init__(self, query: StreamingQuery, flow: FlowName) -> None:
-        self._query = query
-        self._flow = flow
-
-    def is_active(self) -> bool:
-        try:
-            with _asking_jvm(self._flow):
-                return self._query.isActive
-        except JvmLostError:
-            return False
-
-    def is_idle(self) -> bool:
-        with _asking_jvm(self._flow):
-            status = self._query.status
-            return not status["isTriggerActive"] and not status["isDataAvailable"]
-
-    def failure(self) -> str | None:
-        """Raises JvmLostError when there is nobody left to ask, and nothing that another start of it could help."""
-        with _asking_jvm(self._flow):
-            error = self._query.exception()
-            return str(error) if error else None
-
-    def stop(self) -> None:
-        with contextlib.suppress(JvmLostError), _asking_jvm(self._flow):
-            self._query.stop()
-
-    def wait_processed(self) -> None:
-        # ``failure`` tells what was wrong; the supervisor sees to it.
-        with contextlib.suppress(StreamingQueryException, JvmLostError), _asking_jvm(self._flow):
-            self._query.processAllAvailable()
-
-    def progress(self) -> dict[str, Any]:
-        latest = self._query.lastProgress
-        return json.loads(latest.json) if latest is not None else {}
+from cutline.spark.source_discovery import KnownSources, planned_sources
 
 
 class SparkEngine:
@@ -141,21 +40,25 @@ class SparkEngine:
         functions: Mapping[OperatorId, Callable[..., DataFrame]],
         layout: Layout,
         options: Options,
+        *,
+        sources: KnownSources,
     ) -> None:
         self._session = session
         self._graph = graph
         self._functions = functions
         self._layout = layout
         self._options = options
+        self._sources = sources
         self._frames: dict[OperatorId, DataFrame] = {}
         self._lock = threading.Lock()
-        #: Operators whose queries are started again after each batch.
+        #: Operators whose queries are restarted after each batch.
         self._restarting: set[OperatorId] = set()
         self._live_dirs: LiveDirs | None = settle_live_dirs(
             session, layout, options.spark_dirs, graph.flow, are_names_final=options.state_backend != "heap"
         )
-        # Once, on the session that every operator's is copied from.
-        for source in (ChannelSource, GeneratorSource, KafkaSource, NatsSource, PostgresSource):
+        # Once, on the session from which every operator's session is copied.
+        session.dataSource.register(ChannelSource)
+        for source in sources.classes:
             session.dataSource.register(source)
 
     def live_dirs(self) -> LiveDirs | None:
@@ -178,7 +81,7 @@ class SparkEngine:
                 subtasks=partitions if stateful else 1,
                 is_stateful=stateful,
                 schema_ipc=planning.schema_message(frame),
-                sources=planned_sources(frame),
+                sources=planned_sources(frame, self._sources),
             )
         return plans
 
@@ -215,7 +118,7 @@ class SparkEngine:
             self._live_dirs.publish(spark_checkpoint_dir)
             location = self._live_dirs.url(spark_checkpoint_dir)
 
-        # No scheduler pool per operator: Spark breaks ties between pools by their names, which on few cores starves the
+        # No scheduler pool per operator: Spark breaks ties between pools by name, which on few cores starves the
         # operators late in the alphabet. First come, first served is fair to short batches.
         with _asking_jvm(self._graph.flow):
             query = (
@@ -254,7 +157,7 @@ class SparkEngine:
         self._set_query_log_level("OFF")
 
     def close(self) -> None:
-        """The session belongs to whoever made it; only our log setting is taken back."""
+        """Resets only Cutline's log setting: the session belongs to the code that created it."""
         self._set_query_log_level("ERROR")
 
     def _set_query_log_level(self, level: str) -> None:

@@ -1,4 +1,4 @@
-"""Work that is no query's, done by Spark's executors in jobs of its own."""
+"""Runs work outside of queries on Spark's executors, in separate jobs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cutline.errors import ExecutorsFailedError
 Part = TypeVar("Part")
 Report = TypeVar("Report")
 
-#: A context that was stopped has lost its parts, and says so with AttributeError.
+#: A stopped context has lost its attributes and raises AttributeError.
 _FAILURES = (Py4JError, PySparkException, ConnectionError, EOFError, AttributeError)
 _GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 class SparkExecutors:
-    """See ``cutline.ports.executors``. Jobs of one flow are a group by themselves, so that they can be cancelled."""
+    """See ``cutline.ports.executors``. The jobs of one flow are one job group, so that they can be cancelled."""
 
     def __init__(self, session: SparkSession, flow: str) -> None:
         self._context: SparkContext = session.sparkContext
@@ -36,8 +36,8 @@ class SparkExecutors:
         return re.fullmatch(r"local(\[.*\])?", self._context.master or "local") is None
 
     def slots(self) -> int:
-        # No scheduler pool of its own: first come, first served, and never more than half of the slots. Queries wait
-        # for a slot at most until one part is done.
+        # No separate scheduler pool: first come, first served, and never more than half of the slots. Queries wait for
+        # a slot at most until one part is done.
         with contextlib.suppress(*_FAILURES):
             return max(self._context.defaultParallelism // 2, 1)
         return 1
@@ -50,7 +50,7 @@ class SparkExecutors:
             with self._as_group():
                 return self._context.parallelize(parts, len(parts)).map(work).collect()
         except _FAILURES as error:
-            # The JVM's text holds its whole stack; its first line says what it was.
+            # The JVM's text contains the whole stack; its first line names the error.
             why = (str(getattr(error, "java_exception", "")) or str(error) or type(error).__name__).splitlines()[0]
             raise ExecutorsFailedError(f"a Spark job failed: {why}", flow=self._flow) from error
         finally:
@@ -62,7 +62,7 @@ class SparkExecutors:
 
     @contextlib.contextmanager
     def _as_group(self) -> Iterator[None]:
-        """The thread may be the user's own, and have a group of its own."""
+        """The thread may be the user's own and already have a job group."""
         before = {name: self._context.getLocalProperty(name) for name in _GROUP_PROPERTIES}
         self._context.setJobGroup(self._group, f"cutline: files of {self._flow}", interruptOnCancel=True)
         try:

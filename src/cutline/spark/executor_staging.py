@@ -1,4 +1,4 @@
-"""What executors do with a batch: one pass over the rows writes the channel's segment and every sink's staged output.
+"""Stages a batch on executors: one pass over the rows writes the channel's segment and every sink's staged output.
 
 Runs inside Spark's Python workers; imports little.
 """
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cutline.ports import StageJob
+    from cutline.ports.engine import StageJob
 
-#: The one column of the report that each task gives back.
+#: The one column of the report that each task returns.
 REPORT_SCHEMA = "report string"
 
 
 def stage_rows(job: StageJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for ``mapInArrow``: takes a task's rows, yields one row of JSON about what was written."""
+    """The function for ``mapInArrow``: takes a task's rows, yields one row of JSON that describes what was written."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -35,11 +35,11 @@ def _stage_task(job: StageJob, batches: Iterator[pa.RecordBatch]) -> str:
     from pyspark import TaskContext
 
     from cutline.channels.segments import SegmentWriter
-    from cutline.ports import StageAttempt
+    from cutline.ports.sinks import StageAttempt
 
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
-    attempt = secrets.token_hex(6)  # retries, speculation and re-runs each write files of their own
+    attempt = secrets.token_hex(6)  # retries, speculation and re-runs each write separate files
     named = StageAttempt(
         flow=job.flow,
         operator=job.operator,

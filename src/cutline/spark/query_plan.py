@@ -1,4 +1,4 @@
-"""Questions to Spark about a query before it runs: does its output mode fit, does it keep state, what are its rows."""
+"""Asks Spark about a query before it runs: whether its output mode fits, whether it keeps state, what its rows are."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_streaming(flow: FlowName, operator: OperatorId, frame: Any) -> DataFra
 
 
 def check_output_mode(flow: FlowName, operator: OperatorId, frame: DataFrame, mode: str) -> None:
-    """Ask Spark whether it can run the query in this mode: the check that it makes itself, before anything starts."""
+    """Ask Spark whether it can run the query in this mode: Spark's own check, made before anything starts."""
     jvm: Any = frame.sparkSession._jvm
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
@@ -57,7 +57,7 @@ def check_output_mode(flow: FlowName, operator: OperatorId, frame: DataFrame, mo
 
 
 def is_stateful(frame: DataFrame) -> bool:
-    """Whether the query will keep state, by the nodes of its plan that read a stream."""
+    """Whether the query will keep state, judged by the streaming nodes of its plan."""
     return _has_state(frame._jdf.queryExecution().analyzed())
 
 
@@ -75,7 +75,7 @@ def _has_state(plan: Any) -> bool:
 
 
 def watermarked_columns(frame: DataFrame) -> list[str]:
-    """Event-time columns of the plan, also those that are not among the columns any more."""
+    """Event-time columns of the plan, including those that are no longer columns of the result."""
     return sorted(set(_watermarks(frame._jdf.queryExecution().analyzed())))
 
 
@@ -86,10 +86,10 @@ def _watermarks(plan: Any) -> list[str]:
 
 
 def channel_schema(frame: DataFrame) -> StructType:
-    """The rows as a channel carries them.
+    """The schema of the rows in a channel.
 
     Spark marks an event-time column in its metadata. The watermark ends with the query that keeps it, so the mark must
-    too: the next operator would pass for one with a watermark, which would then never move.
+    end too: Spark would treat the next operator as one with a watermark, which would then never advance.
     """
     fields = [
         StructField(
@@ -107,6 +107,6 @@ def schema_message(frame: DataFrame) -> bytes:
     """The Arrow schema of the rows as they are stored."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    # UTC, whatever the session's zone: Spark expects it back from a Python source, and the instants are the same.
+    # UTC in any session time zone: Spark expects it from a Python source, and the instants are the same.
     schema = to_arrow_schema(channel_schema(frame), timezone="UTC")
     return bytes(schema.serialize())

@@ -1,8 +1,8 @@
-"""Spark's live directories on a file system of Spark's own: HDFS, an object store, whatever its Hadoop client opens.
+"""Spark's live directories on a file system that Spark opens: HDFS, an object store, any other of its Hadoop client.
 
-Executors on several machines write state there. Cutline works on a mirror in the flow's folder: brought up to date
-before it is looked at, and put in place before a query starts on a directory that was built here. A file beside each
-directory says that it was put in place as a whole; from then on Spark's is the truth, before that the mirror is.
+Executors on several machines write state there. Cutline works on a mirror in the flow's folder: the mirror is updated
+before it is read, and published before a query starts on a directory that was built here. A file beside each directory
+marks it as completely published; from then on Spark's directory is authoritative, before that the mirror is.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from cutline.errors import DamagedRecordError, NotDone
 from cutline.model.ids import FlowName, OperatorId
 from cutline.model.layout import Layout
 
-#: Written at once under a name that no other content ever gets, where state files have unique names. Tables of RocksDB
-#: are not among them: they are copied there bit by bit.
+#: Files that Spark writes atomically under a name that no other content ever gets, if state files have unique names.
+#: RocksDB's tables are not among them: Spark copies them gradually.
 _FINAL = re.compile(r"\d+(_[0-9a-f-]+)?(\.changelog|\.zip)?(\.crc)?")
 _KIND = "live-dirs"
-#: In a mirror that was put in place.
+#: In a mirror that was published.
 _PUBLISHED = ".cutline-in-place"
 _GENERATION = re.compile(r"g\d{6}")
-#: What is kept of a time may differ by a rounding.
+#: Stored times may differ by rounding.
 _CLOCK_SECONDS = 0.001
 
 
 class _Listing(dict[str, int]):
-    """Names in a folder, each with its place in what the file system has said."""
+    """Names in a folder, each with its index in the file system's listing."""
 
     def __init__(self, found: Any, indexes: dict[str, int]) -> None:
         super().__init__(indexes)
@@ -49,8 +49,8 @@ class _Listing(dict[str, int]):
 
 
 class _Home(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the directories of a flow's folder lie. Every life of the folder has a place of its own: a flow that starts
-    over, or a host that was replaced, must not meet directories of the same names that are another's.
+    """Where the directories of a flow's folder are. Each newly created folder gets its own place: a flow that starts
+    over, or a replaced host, must not find directories of the same names that belong to another one.
     """
 
     base: str
@@ -60,9 +60,9 @@ class _Home(msgspec.Struct, frozen=True, kw_only=True):
 def settle_live_dirs(
     session: SparkSession, layout: Layout, base: str, flow: FlowName, *, are_names_final: bool
 ) -> HadoopDirs | None:
-    """The directories below ``base``; None if it is empty: then they lie in the flow's folder.
+    """The directories below ``base``; None if it is empty: then they are in the flow's folder.
 
-    If they have lain elsewhere so far, they are brought here first; killed on the way, the next start does it again.
+    If they were elsewhere so far, they are downloaded first; after a kill, the next start repeats that.
     """
     path, base = layout.live_home, base.rstrip("/")
     before = records.load(_KIND, path, _Home) if path.exists() else _Home(base="", url="")
@@ -71,7 +71,7 @@ def settle_live_dirs(
         former = HadoopDirs(session, before.url, layout.spark_dirs, are_names_final=False) if before.url else None
         if former is not None:
             for mirror in layout.spark_dirs.glob("*/g??????"):
-                # One that is gone from there keeps its mark: its mirror lags behind, and must not be put in place.
+                # A directory that is gone keeps its mark: its mirror is out of date and must not be published.
                 with contextlib.suppress(DamagedRecordError):
                     former.fetch(mirror)
                     (mirror / _PUBLISHED).unlink(missing_ok=True)
@@ -88,7 +88,7 @@ class HadoopDirs:
     """See ``cutline.ports.LiveDirs``."""
 
     def __init__(self, session: SparkSession, base: str, mirrors: Path, *, are_names_final: bool) -> None:
-        """``base``: a URL of which every operator gets a folder. ``mirrors``: the folder of all mirrors.
+        """``base``: a URL below which every operator gets a folder. ``mirrors``: the folder of all mirrors.
 
         ``are_names_final``: the state backend never writes other content under a name that it has used.
         """
@@ -108,7 +108,7 @@ class HadoopDirs:
         return f"{self._base}/{mirror.relative_to(self._mirrors).as_posix()}"
 
     def read(self, mirror: Path, name: str) -> bytes:
-        # Not by way of the mirror, from which a fetch at the same moment would take it away as unknown.
+        # Not through the mirror: a concurrent fetch would remove the file from it as unknown.
         with tempfile.TemporaryDirectory(prefix="cutline-live-") as folder:
             self._copy(f"{self.url(mirror)}/{name}", held := Path(folder) / "file")
             return held.read_bytes()
@@ -128,11 +128,11 @@ class HadoopDirs:
             self._drop_others(mirror)
 
     def _is_in_place(self, mirror: Path) -> bool:
-        """What was put in place once is never put there again: Spark has gone on, and the mirror lags behind."""
+        """A published directory is never published again: Spark has continued in it, and the mirror is out of date."""
         if self._exists(self._note(mirror)):
             return True
         if (mirror / _PUBLISHED).exists():
-            raise DamagedRecordError("Spark's directory is gone from where it was put", path=self.url(mirror))
+            raise DamagedRecordError("Spark's published directory is gone", path=self.url(mirror))
         return False
 
     def keep(self, operators: Collection[OperatorId]) -> None:
@@ -143,7 +143,7 @@ class HadoopDirs:
                         self._files.delete(self._path(f"{self._base}/{name}"), True)
 
     def remove(self) -> None:
-        """All of them, if that can be done."""
+        """Remove all directories, if the file system can be reached."""
         with contextlib.suppress(NotDone, FileNotFoundError), self._asking(self._base):
             self._files.delete(self._path(self._base), True)
 
@@ -152,7 +152,7 @@ class HadoopDirs:
     def _publish(self, mirror: Path) -> None:
         place = self.url(mirror)
         if not mirror.is_dir():
-            raise DamagedRecordError("there is nothing to put in the place of Spark's directory", path=place)
+            raise DamagedRecordError("there is no mirror from which to publish Spark's directory", path=place)
         with self._asking(place):
             self._files.delete(self._path(place), True)
             self._files.mkdirs(self._path(place))
@@ -165,7 +165,7 @@ class HadoopDirs:
         durable.replace(mirror / _PUBLISHED, b"")
 
     def _drop_others(self, mirror: Path) -> None:
-        """Of generations that nobody runs on."""
+        """Removes the directories of generations that no operator runs on."""
         folder = self.url(mirror).rpartition("/")[0]
         for name in self._listed(folder):
             if _GENERATION.match(name) and name.partition(".")[0] != mirror.name:
@@ -173,16 +173,16 @@ class HadoopDirs:
                     self._files.delete(self._path(f"{folder}/{name}"), True)
 
     def _fetch(self, place: str, mirror: Path) -> None:
-        """What is new, changed or gone there."""
+        """Updates the mirror with what is new, changed or gone."""
         mirror.mkdir(parents=True, exist_ok=True)
         try:
             there = self._listed(place)
-        except FileNotFoundError:  # let go of meanwhile, by Spark
+        except FileNotFoundError:  # removed meanwhile, by Spark
             there = _Listing(None, {})
         here = {name for name in os.listdir(mirror) if not durable.is_temporary(name) and name != _PUBLISHED}
         for name in here - set(there):
             _remove(mirror / name)
-        # The commits last: where one is, all that it stands for must be. Whatever fails before, it is fetched again.
+        # Commits last: everything that a commit relies on must be in the mirror. After a failure, it is fetched again.
         for name, index in sorted(there.items(), key=lambda item: item[0] == "commits"):
             if name not in here or not self._is_final(mirror / name):
                 with contextlib.suppress(FileNotFoundError):
@@ -192,7 +192,7 @@ class HadoopDirs:
         return self._are_names_final and bool(_FINAL.fullmatch(path.name)) and not path.is_dir()
 
     def _fetch_one(self, source: str, target: Path, there: Any) -> None:
-        """One call to the JVM for each thing that is asked of a file: so nothing is asked that need not be known."""
+        """Every property of a file costs one call to the JVM, so only the needed ones are read."""
         with self._asking(source):
             if there.isDirectory():
                 self._fetch(source, target)
@@ -210,7 +210,7 @@ class HadoopDirs:
         os.replace(spool, target)
 
     def _listed(self, folder: str) -> _Listing:
-        """Names that Spark itself sees, with as few calls to the JVM as there can be."""
+        """Names that Spark itself sees, with as few calls to the JVM as possible."""
         with self._asking(folder):
             found = self._files.listStatus(self._path(folder))
             paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(found)
@@ -242,7 +242,7 @@ class HadoopDirs:
 
 
 def _is_hidden(name: str) -> bool:
-    """Under way: Spark gives it its name when it is whole."""
+    """Being written: Spark renames a file when it is whole."""
     return name.startswith(".") or name.endswith(".tmp")
 
 

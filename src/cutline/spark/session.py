@@ -13,7 +13,7 @@ _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSyst
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _HDFS_BACKED = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
-#: For a session that we make. Each line is there because it was measured to help; a user's own setting wins.
+#: For a session that Cutline creates. Every setting was measured to help; a user's own setting wins.
 _SESSION_DEFAULTS = {
     "spark.driver.memory": "2g",
     "spark.ui.enabled": "false",
@@ -73,7 +73,7 @@ def open_session(app: str, given: SparkSession | None, extra: Mapping[str, str] 
     users = _user_defaults()
     settings = {**_SESSION_DEFAULTS, **(extra or {})}
     is_local = "SPARK_MASTER" not in os.environ and "spark.master" not in users
-    # Workers must run the interpreter that has Cutline installed.
+    # Workers must use the interpreter that has Cutline installed.
     os.environ["CUTLINE_WORKER_PYTHON"] = sys.executable
     wrapper = Path(__file__).with_name("worker_python.sh")
     usable = is_local and os.access(wrapper, os.X_OK)
@@ -110,11 +110,11 @@ _READER_ENVIRONMENT = ("SPARK_LOCAL_DIRS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_B
 
 
 def settle_python_sources(session: SparkSession) -> None:
-    """Let several queries read one Python data source without breaking it.
+    """Allow several queries to read one Python data source.
 
     The environment is a plain ``HashMap`` that belongs to the registered source and that all its queries share. Two
-    readers that start at once may both insert a key, which leaves the map with a wrong size: from then on no task of
-    any of these queries can be deserialised (OptionalDataException). A key that is there already is only overwritten.
+    readers that start concurrently may both insert a key, which leaves the map with a wrong size: from then on no task
+    of any of these queries can be deserialised (OptionalDataException). An existing key is only overwritten.
     """
     manager = session._jsparkSession.sessionState().dataSourceManager()
     field = manager.getClass().getDeclaredField("runtimeDataSourceBuilders")

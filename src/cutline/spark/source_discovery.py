@@ -1,30 +1,37 @@
-"""What an operator's query reads from outside of the flow, by the leaves of its plan."""
+"""Finds the sources that an operator's query reads from outside the flow, by the leaves of its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource
 
-from cutline.connectors.generator.rows import KIND as GENERATOR
-from cutline.connectors.generator.rows import settings_of
-from cutline.errors import ConfigError
-from cutline.ports import PlannedSource
+from cutline.model.plan import PlannedSource
 from cutline.spark.channel_source import FORMAT as CHANNEL
 
-#: Spark's two kinds of sources. Of the older one only files are left in Spark itself.
+#: Spark's two kinds of sources. In Spark itself, only file sources still use the older one.
 _RELATION, _OLD_RELATION = "StreamingRelationV2", "StreamingRelation"
 #: How Spark names a file source; the folder follows.
 _FILES = "FileSource["
 
 
-def planned_sources(frame: DataFrame) -> tuple[PlannedSource, ...]:
-    """Each once, in the order of the plan; the flow's own channels are none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownSources:
+    """Sources in Python that every flow can read from."""
+
+    classes: Sequence[type[DataSource]] = ()
+    #: By format: selects the options (with lower-case names) that are needed later. Raises ConfigError.
+    settings: Mapping[str, Callable[[Mapping[str, str]], bytes]] = field(default_factory=dict)
+
+
+def planned_sources(frame: DataFrame, known: KnownSources) -> tuple[PlannedSource, ...]:
+    """Each source once, in the order of the plan, without the flow's own channels."""
     leaves = _streaming_leaves(frame._jdf.queryExecution().analyzed())
-    found = [_planned(frame.sparkSession, leaf) for leaf in leaves]
+    found = [_planned(frame.sparkSession, leaf, known) for leaf in leaves]
     return tuple(dict.fromkeys(one for one in found if one.format != CHANNEL))
 
 
@@ -37,7 +44,7 @@ def _streaming_leaves(plan: Any) -> Iterator[Any]:
         yield from _streaming_leaves(children.apply(index))
 
 
-def _planned(session: SparkSession, leaf: Any) -> PlannedSource:
+def _planned(session: SparkSession, leaf: Any, known: KnownSources) -> PlannedSource:
     node = str(leaf.nodeName())
     if node == _OLD_RELATION:
         name = str(leaf.sourceName())
@@ -48,9 +55,12 @@ def _planned(session: SparkSession, leaf: Any) -> PlannedSource:
     if node != _RELATION:  # a stream in memory, for tests
         return PlannedSource(format=node)
     name = str(leaf.sourceName())
-    if name != GENERATOR:
+    if name not in known.settings:
         return PlannedSource(format=name)
-    return PlannedSource(format=name, settings=_generator_settings(leaf.extraOptions().asCaseSensitiveMap()))
+    options = leaf.extraOptions().asCaseSensitiveMap()
+    return PlannedSource(
+        format=name, settings=known.settings[name]({option.lower(): options[option] for option in options})
+    )
 
 
 def _folder(session: SparkSession, path: str) -> str:
@@ -59,12 +69,3 @@ def _folder(session: SparkSession, path: str) -> str:
     jsc: Any = session.sparkContext._jsc
     default = str(jsc.hadoopConfiguration().get("fs.defaultFS"))
     return path if urlsplit(default).scheme == "file" else f"{default.rstrip('/')}{path}"
-
-
-def _generator_settings(options: Mapping[str, str]) -> bytes:
-    try:
-        return msgspec.json.encode(settings_of({name.lower(): options[name] for name in options}))
-    except ValueError as error:
-        raise ConfigError(
-            f"{GENERATOR}: {error}", next_step="correct the option; docs/sources.md has them all"
-        ) from error

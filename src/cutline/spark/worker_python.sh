@@ -1,7 +1,7 @@
 #!/bin/sh
 # Starts Spark's Python workers with PySpark from the installed package instead of from pyspark.zip, which Spark puts
 # first on PYTHONPATH: a zip holds no compiled modules, so every one of the many worker processes would compile PySpark
-# anew (0.8 s instead of 0.2 s of processor time each). Used only for local sessions that Cutline makes itself.
+# again (0.8 s instead of 0.2 s of processor time each). Used only for local sessions that Cutline itself creates.
 kept=
 IFS=:
 for entry in $PYTHONPATH; do

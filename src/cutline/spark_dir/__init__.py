@@ -1,1 +1,1 @@
-"""Spark's checkpoint directory as a file format."""
+"""Spark's checkpoint directory as a file format: no pyspark, no flow."""

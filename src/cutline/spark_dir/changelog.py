@@ -1,8 +1,8 @@
-"""The ancestry that a format-2 changelog of RocksDB carries in its own header.
+"""Reads the ancestry in the header of a format-2 changelog of RocksDB.
 
 Layout, after decompression (``DataOutputStream.writeUTF`` twice): ``v3`` or ``v4``, then a JSON list of
 ``{"version", "checkpointUniqueId"}`` from the newest snapshot that Spark knew when it opened the file up to the
-version before it. The codec (``spark.sql.streaming.stateStore.compression.codec``) is told by the first bytes.
+version before it. The first bytes identify the codec (``spark.sql.streaming.stateStore.compression.codec``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _LZ4_STORED = 0x10
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _SNAPPY_MAGIC = b"\x82SNAPPY\x00"
 _SNAPPY_HEAD_BYTES = 16
-#: Two strings that ``writeUTF`` can write, at their longest.
+#: Two strings of the maximum length that ``writeUTF`` can write.
 _HEADER_LIMIT_BYTES = 2 * (2 + 0xFFFF)
-#: Far more than the header, compressed by anything, can take.
+#: Far more than the header needs under any compression.
 _READ_LIMIT_BYTES = 4 * _HEADER_LIMIT_BYTES
 
-#: The largest block that either codec writes. A larger one is damage, and would only take memory.
+#: The largest block that either codec writes. A larger one is damage, and would only waste memory.
 _BLOCK_LIMIT_BYTES = 32 * 1024 * 1024
 
 
@@ -37,7 +37,7 @@ _ANCESTORS = msgspec.json.Decoder(list[_Ancestor])
 
 
 def read_lineage(path: str) -> dict[int, str] | None:
-    """Unique id by version of the changelog's ancestors. None: it holds none, or its codec is not known here."""
+    """Unique id by version of the changelog's ancestors. None: it contains none, or its codec is not supported."""
     try:
         with open(path, "rb", buffering=0) as file:
             version, rest = _utf(_head(file.read(_READ_LIMIT_BYTES)))
@@ -45,7 +45,7 @@ def read_lineage(path: str) -> dict[int, str] | None:
             return None
         return {item.version: item.checkpoint_unique_id for item in _ANCESTORS.decode(_utf(rest)[0])}
     except (ValueError, OSError, struct.error, msgspec.MsgspecError):
-        # Unreadable here is not an error yet: the caller has another way, and says so if that fails too.
+        # Not an error yet: the caller has an alternative, and raises if that fails too.
         return None
 
 
@@ -103,7 +103,7 @@ def _snappy_blocks(data: bytes) -> Iterator[bytes]:
             return
         start += 4 + packed
         size, shift = 0, 0
-        for byte in block:  # its length stands first, seven bits to a byte
+        for byte in block:  # its length comes first, seven bits per byte
             size |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:

@@ -1,8 +1,8 @@
-"""The exact files that let a Spark streaming query start after a given batch, and whether they are sound.
+"""The exact files from which a Spark streaming query can start after a given batch.
 
-A ``spark_checkpoint_dir`` holds the history of a query. Of it, a fresh directory needs only a few files to start at
-batch N+1: the query's id, the offsets and commits of N and N-1 (Spark insists on both), the state of version N+1, and
-what the sources had read. This is the adapter to Spark's layout; nothing above it knows a file name of Spark's.
+A ``spark_checkpoint_dir`` holds the history of a query. A fresh directory needs only a few of its files to start at
+batch N+1: the query's id, the offsets and commits of N and N-1 (Spark requires both), the state of version N+1, and
+the sources' logs. This is the adapter to Spark's layout; no layer above it knows Spark's file names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from cutline.model.ids import NO_BATCH, BatchId, Subtask
-from cutline.ports import FileSet
+from cutline.ports.query_dir import FileSet
 from cutline.spark_dir.offsets import CommitLog, damaged, file_position, load_offsets
 from cutline.spark_dir.state_files import StateClosure, walk_files
 from cutline.spark_dir.verify import verify_files
@@ -21,17 +21,17 @@ from cutline.spark_dir.verify import verify_files
 __all__ = ["closure", "last_batches", "verify_files"]
 
 _COMPACT = ".compact"
-#: What an entry of a file source's log always says.
+#: The keys that every entry of a file source's log has.
 _FILE_ENTRY_KEYS = frozenset({"path", "timestamp", "batchId"})
 
 
 def closure(spark_checkpoint_dir: Path, batch: BatchId) -> FileSet:
     """The exact files from which a fresh directory starts at ``batch`` + 1.
 
-    Only files of that history: never a checksum, a temporary file, or what a later batch or a failed try left.
-    A stateless query has the one subtask 0, without files. ``NO_BATCH``: where its sources began, if noted.
-    Raises DamagedRecordError (path, batch) if the batch was not committed or a file it needs is not there.
-    The tables (SSTs) that a RocksDB snapshot names are listed unseen; ``verify_files`` looks at them.
+    Only files of that history: no checksums, no temporary files, no leftovers of later batches or failed attempts.
+    A stateless query has the one subtask 0, without files. ``NO_BATCH``: where its sources began, if recorded.
+    Raises DamagedRecordError (path, batch) if the batch was not committed or a file it needs is missing.
+    The tables (SSTs) that a RocksDB snapshot names are listed unchecked; ``verify_files`` checks them.
     """
     root = os.fspath(spark_checkpoint_dir)
     if batch == NO_BATCH:
@@ -53,7 +53,7 @@ def closure(spark_checkpoint_dir: Path, batch: BatchId) -> FileSet:
 
 
 def _beginnings(root: str) -> list[str]:
-    """Where sources noted that they begin: one that begins at "latest" must not begin at a later "latest" again."""
+    """The recorded start positions of sources: a source that began at "latest" must not begin at a later "latest"."""
     try:
         folders = sorted(os.listdir(f"{root}/sources"))
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def _beginnings(root: str) -> list[str]:
         name = f"sources/{folder}/0"
         try:
             with open(f"{root}/{name}", "rb") as file:
-                is_list_of_files = b'{"path"' in file.read()  # a file source's log: it is made anew
+                is_list_of_files = b'{"path"' in file.read()  # a file source's log: Spark creates it anew
         except (FileNotFoundError, NotADirectoryError):
             continue
         if not is_list_of_files:
@@ -72,7 +72,7 @@ def _beginnings(root: str) -> list[str]:
 
 
 def last_batches(spark_checkpoint_dir: Path) -> tuple[BatchId, BatchId]:
-    """(last batch begun, last batch committed): the highest of ``offsets/`` and of ``commits/``; NO_BATCH if none."""
+    """(last batch begun, last batch committed): the highest in ``offsets/`` and in ``commits/``; NO_BATCH if none."""
     return _highest(spark_checkpoint_dir / "offsets"), _highest(spark_checkpoint_dir / "commits")
 
 
@@ -84,7 +84,7 @@ def _highest(folder: Path) -> BatchId:
 
 
 def _query_files(root: str, batch: BatchId) -> list[str]:
-    """The query's id and its logs. Spark refuses to start from batch N unless N-1 is there too."""
+    """The query's id and its logs. Spark refuses to start from batch N unless N-1 exists too."""
     batches = [batch] if batch == 0 else [batch - 1, batch]
     files = ["metadata", *(f"{log}/{number}" for log in ("offsets", "commits") for number in batches)]
     for name in files:
@@ -97,7 +97,7 @@ def _query_files(root: str, batch: BatchId) -> list[str]:
 
 
 def _source_files(root: str, folder: str, position: bytes | None, batch: BatchId) -> list[str]:
-    """The log of one source. Only a file source's log can be cut at a position; any other is taken whole."""
+    """The log of one source. Only a file source's log can be cut at a position; any other is copied whole."""
     files = list(walk_files(root, folder))
     last = file_position(position)
     if position is None and _is_file_source(root, folder, files):
@@ -108,7 +108,7 @@ def _source_files(root: str, folder: str, position: bytes | None, batch: BatchId
 
 
 def _file_log(root: str, folder: str, names: set[str], last: int, batch: BatchId) -> list[str]:
-    """The log up to entry ``last``: the newest compacted entry at or below it stands for everything before."""
+    """The log up to entry ``last``: the newest compacted entry at or below it replaces all entries before."""
     files: list[str] = []
     for number in range(last, -1, -1):
         if f"{number}{_COMPACT}" in names:
@@ -120,9 +120,9 @@ def _file_log(root: str, folder: str, names: set[str], last: int, batch: BatchId
 
 
 def _is_file_source(root: str, folder: str, files: list[tuple[str, str]]) -> bool:
-    """Whether this is the log of a file source. Asked only of a source that has no offset yet to tell by."""
+    """Whether this is the log of a file source. Called only for a source without an offset."""
     if not files:
-        return True  # nothing to lose either way
+        return True  # an empty log: both treatments are safe
     names = [name for path, name in files if path == folder and name.removesuffix(_COMPACT).isdigit()]
     if len(names) < len(files):
         return False

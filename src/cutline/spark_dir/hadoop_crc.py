@@ -1,4 +1,4 @@
-"""Hadoop's checksum twins: beside ``name`` its local file system keeps ``.name.crc``.
+"""Hadoop's checksum files: its local file system keeps ``.name.crc`` beside ``name``.
 
 Layout: ``crc\\0``, bytes per checksum, then one CRC32 per chunk of the file; each number 4 bytes, big-endian.
 """
@@ -14,14 +14,14 @@ from sys import byteorder
 _HEAD = struct.Struct(">4sI")
 _MAGIC = b"crc\x00"
 _SUM_BYTES = 4
-#: Read about this much of a file at a time.
+#: Bytes read from a file per step, approximately.
 _STEP_BYTES = 1024 * 1024
 
 
 def compare(path: str, size: int, *, content: bool) -> Iterator[str]:
-    """How the file of this size contradicts its twin; nothing if they agree or there is no twin.
+    """How the file of this size contradicts its checksum file; nothing if they agree or there is none.
 
-    Without ``content`` only the number of chunks is compared.
+    Without ``content``, only the number of chunks is compared.
     """
     folder, _, name = path.rpartition("/")
     try:

@@ -1,6 +1,6 @@
-"""Spark's own small records inside a ``spark_checkpoint_dir``: what ``commits/N`` and ``offsets/N`` say.
+"""Spark's own small records inside a ``spark_checkpoint_dir``: the content of ``commits/N`` and ``offsets/N``.
 
-Each is a text file: a line ``v<number>``, then JSON lines. Unknown fields are ignored, as Spark itself does.
+Each is a text file: a line ``v<number>``, then JSON lines. Unknown fields are ignored, as in Spark itself.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import msgspec
 from cutline.errors import DamagedRecordError
 from cutline.model.ids import BatchId
 
-#: Stands in an offsets file for a source that has read nothing yet.
+#: In an offsets file: a source that has read nothing yet.
 _NO_OFFSET = b"-"
 
 
 class Commit(msgspec.Struct, frozen=True, rename="camel"):
-    """What ``commits/N`` says."""
+    """The content of ``commits/N``."""
 
     next_batch_watermark_ms: int = 0
     #: State format 2 only: per stateful operator, per partition, the unique id of each of its stores.
@@ -26,11 +26,11 @@ class Commit(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Offsets(msgspec.Struct, frozen=True):
-    """What ``offsets/N`` says."""
+    """The content of ``offsets/N``."""
 
-    #: The settings that Spark pinned for this query.
+    #: The settings that Spark fixed for this query.
     conf: dict[str, str]
-    #: Per folder in ``sources/``: the source's position as JSON, None if it has read nothing yet.
+    #: Per folder in ``sources/``: the source's position as JSON; None if it has read nothing yet.
     positions: dict[str, bytes | None]
 
 
@@ -39,7 +39,7 @@ class _OffsetsHead(msgspec.Struct, frozen=True):
 
 
 class _FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The offset of a file source: how far its log of files was read. No other source's offset looks like this."""
+    """The offset of a file source: how far its log of files was read. No other source's offset has this form."""
 
     logOffset: int  # noqa: N815 (Spark's name)
 
@@ -50,12 +50,12 @@ _OFFSETS_HEAD = msgspec.json.Decoder(_OffsetsHead)
 
 
 def damaged(what: str, path: str, batch: BatchId) -> DamagedRecordError:
-    """The one error of these readers: what is wrong, with which file, while looking for which batch."""
-    return DamagedRecordError(what, path=path, batch=batch, next_step="take another batch, or restore a checkpoint")
+    """The error of these readers: what is wrong, with which file, for which batch."""
+    return DamagedRecordError(what, path=path, batch=batch, next_step="use another batch, or restore a checkpoint")
 
 
 class CommitLog:
-    """Reads ``commits/``, each file at most once. Made for one closure and thrown away with it."""
+    """Reads ``commits/``, each file at most once. One instance serves one closure."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -87,7 +87,7 @@ class CommitLog:
 
 
 def load_offsets(root: str, batch: BatchId) -> Offsets:
-    """What ``offsets/<batch>`` says."""
+    """The content of ``offsets/<batch>``."""
     path = f"{root}/offsets/{batch}"
     try:
         with open(path, "rb", buffering=0) as file:
@@ -98,13 +98,13 @@ def load_offsets(root: str, batch: BatchId) -> Offsets:
 
 
 def parse_offsets(content: bytes, path: str, batch: BatchId) -> Offsets:
-    """``path`` and ``batch`` are for the error."""
+    """``path`` and ``batch`` are used in errors."""
     try:
         version, head, *lines = content.split(b"\n")
         conf = {key: str(value) for key, value in _OFFSETS_HEAD.decode(head).conf.items()}
         positions: dict[str, bytes | None] = {}
         for index, line in enumerate(line for line in lines if line):
-            # Version 1 goes by the order of the sources; version 2 names the folder: ``0:{"logOffset":3}``.
+            # Version 1 lists the sources in their order; version 2 names the folder: ``0:{"logOffset":3}``.
             name, position = (str(index).encode(), line) if version == b"v1" else line.split(b":", 1)
             positions[name.decode()] = None if position == _NO_OFFSET else position
     except (ValueError, msgspec.MsgspecError) as error:
@@ -113,7 +113,7 @@ def parse_offsets(content: bytes, path: str, batch: BatchId) -> Offsets:
 
 
 def format_offsets(version: bytes, head: bytes, positions: Mapping[str, bytes | None]) -> bytes:
-    """What ``parse_offsets`` reads: the first two lines as they are, then a line for every source."""
+    """The inverse of ``parse_offsets``: the first two lines unchanged, then one line per source."""
     lines = [_NO_OFFSET if position is None else position for position in positions.values()]
     if version != b"v1":
         lines = [b"%b:%b" % (name.encode(), line) for name, line in zip(positions, lines, strict=True)]
@@ -121,7 +121,7 @@ def format_offsets(version: bytes, head: bytes, positions: Mapping[str, bytes | 
 
 
 def file_position(position: bytes | None) -> int | None:
-    """How far a file source has read its log of files; None for any other source, or before it has read."""
+    """How far a file source has read its log of files; None for any other source, or before the first read."""
     try:
         return None if position is None else _FILE_POSITION.decode(position).logOffset
     except (msgspec.MsgspecError, UnicodeDecodeError):

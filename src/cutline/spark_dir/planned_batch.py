@@ -1,8 +1,8 @@
-"""How Spark had planned a batch, and how to make it plan the batch that way again.
+"""Reads how Spark planned a batch, and makes Spark run the batch that way again.
 
 A plan is what Spark writes before it runs a batch: ``offsets/N``, and for a file source the list of files that are new
-with it. Spark runs a batch whose plan it finds exactly as planned, with the same input and the same time of day. So an
-operator that went back to an older snapshot can run the batches since then again and arrive at the very same state.
+in it. If Spark finds a plan, it runs the batch exactly as planned, with the same input and the same batch time. So an
+operator that was restored from an older snapshot can repeat the batches since then and reach exactly the same state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMPACT = ".compact"
 
 
 def plan_of(spark_checkpoint_dir: Path, batch: BatchId) -> dict[str, bytes]:
-    """Content by path; of a compacted list of files only what is new with this batch."""
+    """Content by path; of a compacted list of files, only the files that are new in this batch."""
     root = os.fspath(spark_checkpoint_dir)
     name = f"offsets/{batch}"
     positions = load_offsets(root, batch).positions
@@ -39,14 +39,14 @@ def plan_of(spark_checkpoint_dir: Path, batch: BatchId) -> dict[str, bytes]:
                 path = _existing(spark_checkpoint_dir, folder, number, batch)
                 plan[f"sources/{folder}/{path.name}"] = _own_lines(path, number)
         elif batch == 0:
-            # Where the source noted that it begins; that is written once and never again.
+            # The source's recorded start position, which is written only once.
             for path_in, file in walk_files(root, f"sources/{folder}"):
                 plan[f"{path_in}/{file}"] = (spark_checkpoint_dir / path_in / file).read_bytes()
     return plan
 
 
 def put_plan(spark_checkpoint_dir: Path, batch: BatchId, plan: Mapping[str, bytes]) -> None:
-    """Make it so that Spark, when it starts, runs ``batch`` as planned. The batches before it are committed."""
+    """Make Spark, when it starts, run ``batch`` as planned. The batches before it are committed."""
     root = os.fspath(spark_checkpoint_dir)
     _forget_plans(spark_checkpoint_dir, batch)
     positions = parse_offsets(plan[f"offsets/{batch}"], f"{root}/offsets/{batch}", batch).positions
@@ -63,14 +63,14 @@ def put_plan(spark_checkpoint_dir: Path, batch: BatchId, plan: Mapping[str, byte
 
 
 def commit_plan(spark_checkpoint_dir: Path, batch: BatchId) -> None:
-    """Take a planned batch for done: only for a query without state, which nothing is computed for."""
+    """Mark a planned batch as done without running it: only for a query without state."""
     before = spark_checkpoint_dir / "commits" / str(batch - 1)
     content = before.read_bytes() if before.exists() else b'v1\n{"nextBatchWatermarkMs":0}'
     _write(spark_checkpoint_dir / "commits" / str(batch), content)
 
 
 def begin_anew(spark_checkpoint_dir: Path) -> None:
-    """An empty directory: the first batch is yet to come."""
+    """Empty the directory: the query begins with its first batch."""
     shutil.rmtree(spark_checkpoint_dir, ignore_errors=True)
     durable.make_dir(spark_checkpoint_dir)
 
@@ -83,7 +83,7 @@ def _positions_before(root: str, batch: BatchId) -> Mapping[str, bytes | None]:
 
 
 def _forget_plans(spark_checkpoint_dir: Path, first: BatchId) -> None:
-    """What Spark has planned by itself from this batch on."""
+    """Removes the plans that Spark itself has made from this batch on."""
     with contextlib.suppress(FileNotFoundError):
         for path in (spark_checkpoint_dir / "offsets").iterdir():
             if path.name.isdigit() and int(path.name) >= first:
@@ -102,7 +102,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_checksum(path: Path) -> None:
-    """Before the file: a twin that contradicts its file would stop Hadoop, a missing one does not."""
+    """Call before replacing the file: a checksum that contradicts its file stops Hadoop, a missing one does not."""
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
@@ -116,7 +116,7 @@ def _next(position: bytes | None) -> int:
 
 
 def _place(name: str) -> tuple[str, int]:
-    """Lists of files in their order: a compacted one holds those before it. The offsets, which name them, last."""
+    """Sort key: lists of files in their order, because a compacted one contains those before it; then the offsets."""
     folder, _, last = name.rpartition("/")
     number = last.removesuffix(_COMPACT)
     return ("~" if folder == "offsets" else folder, int(number) if number.isdigit() else 0)
@@ -131,7 +131,7 @@ def _existing(spark_checkpoint_dir: Path, folder: str, number: int, batch: Batch
 
 
 def _own_lines(path: Path, number: int) -> bytes:
-    """What is new with this entry; a compacted one repeats all that came before."""
+    """The lines that are new in this entry; a compacted one repeats all lines before."""
     version, *lines = path.read_bytes().split(b"\n")
     own = [line for line in lines if line and _number_of(line, path) == number]
     return b"\n".join([version, *own])
@@ -145,7 +145,7 @@ def _number_of(line: bytes, path: Path) -> int:
 
 
 def _compacted(folder: Path, number: int, content: bytes) -> bytes:
-    """All lines up to this entry: those of the newest compacted one, and those since."""
+    """All lines up to this entry: those of the newest compacted entry, and those since."""
     version, *own = content.split(b"\n")
     return b"\n".join([version, *_lines_before(folder, number), *own])
 
@@ -168,7 +168,7 @@ def _non_empty(lines: Iterable[bytes]) -> list[bytes]:
 
 
 def _cut_file_log(folder: Path, first: int) -> None:
-    """Forget the files that Spark has found since: the plan says with which batch they come."""
+    """Removes the files that Spark has found since: the plan assigns them to batches."""
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
             number = path.name.removesuffix(_COMPACT)

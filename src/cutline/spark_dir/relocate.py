@@ -14,13 +14,13 @@ _SCHEMA_FOLDER = "/_stateSchema/"
 
 
 def relocate(spark_checkpoint_dir: Path, url: str | None = None) -> list[str]:
-    """Point the operator metadata at the state schemas of this very directory; returns the files changed.
+    """Point the operator metadata at the state schemas of this directory; returns the changed files.
 
-    ``url``: where Spark will have the directory, if that is elsewhere.
+    ``url``: where Spark will use the directory, if elsewhere.
 
     The metadata of transformWithState (``state/<operator>/_metadata/v2/<batch>``) holds the absolute paths of its
-    schema files. In a directory restored elsewhere Spark would read them at the old place, and fail when that is gone.
-    A changed file is replaced, never written into: it may be a hard link to a pinned one.
+    schema files. In a directory restored elsewhere, Spark would read them at the old place, and fail once that is gone.
+    A changed file is replaced, never written into: it may be a hard link to a stored one.
     """
     changed: list[str] = []
     for path in sorted(spark_checkpoint_dir.glob("state/*/_metadata/v2/*")):
@@ -46,7 +46,7 @@ def _point_at(path: Path, here: str) -> bool:
         raise DamagedRecordError("operator metadata of Spark cannot be read", path=path) from error
     if not is_changed:
         return False
-    # The old checksum first: a twin that contradicts its file would stop Hadoop, a missing one does not.
+    # The old checksum first: a checksum that contradicts its file stops Hadoop, a missing one does not.
     with contextlib.suppress(FileNotFoundError):
         path.with_name(f".{path.name}.crc").unlink()
     durable.replace(path, version + b"\n" + msgspec.json.encode(record))

@@ -1,6 +1,6 @@
-"""Going on without input that is gone: positions in a ``spark_checkpoint_dir`` are moved to the earliest that is there.
+"""Skips lost input: moves positions in a ``spark_checkpoint_dir`` to the earliest input that still exists.
 
-Spark begins a batch where the offsets of the last committed one say that it ended, so moving means rewriting these.
+Spark begins a batch where the offsets of the last committed batch end, so moving means rewriting these offsets.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cutline.base import durable
-from cutline.connectors.replay_guard import SourceKind, Today, kind_of, newest_positions
 from cutline.model.ids import NO_BATCH, BatchId
-from cutline.ports import PlannedSource
+from cutline.model.plan import PlannedSource
 from cutline.ports.inspection import FileProblem
+from cutline.ports.source_guard import SourceGuard, SourceKind, Today
 from cutline.spark_dir.file_set import last_batches
 from cutline.spark_dir.offsets import load_offsets
+from cutline.spark_dir.source_check import newest_positions
 
 
 class _Movable(NamedTuple):
@@ -24,33 +25,37 @@ class _Movable(NamedTuple):
     name: str
     kind: SourceKind
     moved: Callable[[Sequence[bytes], Today], list[bytes]]
-    #: Where it goes on, after which batch, and where those end that are planned after it.
+    #: The batch after which it continues, and the batches planned after that one; ``positions``: where each ends.
     batches: list[BatchId]
     positions: list[bytes]
 
 
-def lost_ahead(spark_checkpoint_dir: Path, sources: Sequence[PlannedSource] = ()) -> list[FileProblem]:
-    """What sources that go on in this folder would read next and cannot; only of kinds whose positions can be moved.
+def lost_ahead(
+    guard: SourceGuard, spark_checkpoint_dir: Path, sources: Sequence[PlannedSource] = ()
+) -> list[FileProblem]:
+    """The lost input that sources would read next in this folder; only of kinds whose positions can be moved.
 
-    ``sources``: what the operator reads now, if that is known.
+    ``sources``: what the operator reads now, if known.
     """
     problems: list[FileProblem] = []
     newest = newest_positions(spark_checkpoint_dir)
-    for source in _movable(spark_checkpoint_dir):
+    for source in _movable(guard, spark_checkpoint_dir):
         folder = spark_checkpoint_dir / "sources" / source.name
         problems += source.kind.check(source.positions[0], folder, Today(newest.get(source.name), sources)).problems
     return problems
 
 
-def skip_lost(spark_checkpoint_dir: Path, live_dir: Path, sources: Sequence[PlannedSource] = ()) -> None:
-    """Move what must be moved. ``live_dir``: where the newest offsets are, which know the newest addresses.
+def skip_lost(
+    guard: SourceGuard, spark_checkpoint_dir: Path, live_dir: Path, sources: Sequence[PlannedSource] = ()
+) -> None:
+    """Move the positions whose input is lost. ``live_dir``: has the newest offsets, which contain the newest addresses.
 
-    ``sources``: what the operator reads now, if that is known.
+    ``sources``: what the operator reads now, if known.
     """
     newest = newest_positions(live_dir)
     moves = [
         (batch, before, after)
-        for source in _movable(spark_checkpoint_dir)
+        for source in _movable(guard, spark_checkpoint_dir)
         for batch, before, after in zip(
             source.batches,
             source.positions,
@@ -59,24 +64,24 @@ def skip_lost(spark_checkpoint_dir: Path, live_dir: Path, sources: Sequence[Plan
         )
         if before != after and batch != NO_BATCH
     ]
-    # The last batch first: killed on the way, the position that all are moved by still says that they must be.
+    # The last batch first: after a kill, the position that decides about the move still demands it.
     for batch, before, after in sorted(moves, key=lambda move: -move[0]):
         _replace_position(spark_checkpoint_dir, batch, before, after)
 
 
-def _movable(spark_checkpoint_dir: Path) -> Iterator[_Movable]:
+def _movable(guard: SourceGuard, spark_checkpoint_dir: Path) -> Iterator[_Movable]:
     planned, committed = last_batches(spark_checkpoint_dir)
     if planned == NO_BATCH:
         return
     batches = [BatchId(number) for number in range(max(committed, 0), planned + 1)]
     known = [load_offsets(str(spark_checkpoint_dir), batch).positions for batch in batches]
     for name, position in known[0].items():
-        kind = kind_of(position, spark_checkpoint_dir / "sources" / name)
+        kind = guard.kind_of(position, spark_checkpoint_dir / "sources" / name)
         if kind is None or kind.moved is None or kind.beginning is None or position is None:
             continue
         positions = [there for one in known if (there := one.get(name)) is not None]
         if committed == NO_BATCH:
-            # Spark notes no position before the first batch; where that ends says where it began.
+            # Spark records no position before the first batch; the end of that batch tells where it began.
             yield _Movable(name, kind, kind.moved, [NO_BATCH, *batches], [kind.beginning(position), *positions])
         else:
             yield _Movable(name, kind, kind.moved, batches, positions)
@@ -85,7 +90,7 @@ def _movable(spark_checkpoint_dir: Path) -> Iterator[_Movable]:
 def _replace_position(spark_checkpoint_dir: Path, batch: BatchId, before: bytes, after: bytes) -> None:
     path = spark_checkpoint_dir / "offsets" / str(batch)
     content = path.read_bytes()
-    # The checksum first: a twin that contradicts its file would stop Hadoop, a missing one does not.
+    # The checksum first: a checksum that contradicts its file stops Hadoop, a missing one does not.
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-    # Replaced, never written into: the file may be a link to a pinned one.
+    # Replaced, never written into: the file may be a hard link to a held or stored one.
     durable.replace(path, content.replace(before, after))

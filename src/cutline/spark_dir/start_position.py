@@ -1,7 +1,7 @@
-"""Where a query began to read, for one that goes back to before its first batch.
+"""Where a query began to read, for a restore to before its first batch.
 
-Spark keeps nothing of where a Python source began: it asks anew, and "latest" is another place by then. The offsets of
-every later batch say where it was. So the query is given a first batch that reads nothing and ends there.
+Spark does not record where a Python source began: it asks again, and "latest" is another position by then. The offsets
+of every later batch tell where it was. So the query gets a first batch that reads nothing and ends there.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from pathlib import Path
 
 import msgspec
 
-from cutline.connectors.replay_guard import kind_of
 from cutline.errors import DamagedRecordError
 from cutline.model.ids import NO_BATCH, BatchId
+from cutline.ports.source_guard import SourceGuard
 from cutline.spark_dir.file_set import last_batches
 from cutline.spark_dir.offsets import format_offsets, parse_offsets
 from cutline.spark_dir.planned_batch import put_plan
 
 
-def begin_as_before(spark_checkpoint_dir: Path, live_dir: Path) -> None:
-    """``live_dir``: where the query has run since. What it does not tell is left to Spark."""
+def begin_as_before(guard: SourceGuard, spark_checkpoint_dir: Path, live_dir: Path) -> None:
+    """``live_dir``: where the query has run since. Spark chooses the positions that it does not contain."""
     planned, _ = last_batches(live_dir)
     if planned == NO_BATCH:
         return
@@ -31,7 +31,7 @@ def begin_as_before(spark_checkpoint_dir: Path, live_dir: Path) -> None:
         return
     begun: dict[str, bytes | None] = dict.fromkeys(positions)
     for name, position in positions.items():
-        kind = kind_of(position, live_dir / "sources" / name)
+        kind = guard.kind_of(position, live_dir / "sources" / name)
         if kind is not None and kind.beginning is not None and position is not None:
             begun[name] = kind.beginning(position)
     if any(begun.values()):

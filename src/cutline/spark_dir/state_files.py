@@ -1,4 +1,4 @@
-"""Which state files make up version V of every store of a query.
+"""Finds the state files that make up version V of every store of a query.
 
 Spark keeps one folder per operator and partition (= subtask), ``state/<operator>/<partition>/``; an operator with
 several stores per partition (a stream-stream join) has a folder below it for each. A store's version is a chain: the
@@ -10,7 +10,7 @@ partition, also a batch without data and a partition without rows.
 | RocksDB | ``V.zip``, which names files in ``SSTs/`` and ``logs/`` | ``V.changelog`` |
 | HDFS-backed | ``V.snapshot`` | ``V.delta`` |
 
-State format 2 names the files ``V_<unique id>.…``: tries that failed leave other ids behind, and only one is right.
+State format 2 names the files ``V_<unique id>.…``: failed attempts leave other ids behind, and only one is right.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _SnapshotHead(msgspec.Struct, frozen=True, rename="camel"):
 
 _SNAPSHOT_HEAD = msgspec.json.Decoder(_SnapshotHead)
 
-#: What reading a damaged zip can raise beside OSError.
+#: Errors that reading a damaged zip can raise beside OSError.
 UNREADABLE_SNAPSHOT = (
     zipfile.BadZipFile,
     zlib.error,
@@ -98,7 +98,7 @@ class StateClosure:
         self.shared: list[str] = []
 
     def collect(self) -> None:
-        """Find everything. Raises DamagedRecordError if a file of a chain is not there."""
+        """Find all state files. Raises DamagedRecordError if a file of a chain is missing."""
         unique_ids = self._commits.load(self._batch).state_unique_ids
         if unique_ids is None:
             for operator in self._operators():
@@ -121,7 +121,7 @@ class StateClosure:
                     known = {self._version: unique_id}
                     files += self._chain(store, _UniqueIds(store, operator, partition, known, self._commits).of)
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ operators, partitions, stores
 
     def _operators(self) -> Iterable[str]:
         """Format 1: every operator that has a folder."""
@@ -131,12 +131,12 @@ class StateClosure:
             return ()
 
     def _partitions(self, operator: str) -> list[int]:
-        """Format 1: the partitions that are in use. Shrinking the query leaves folders of higher number behind."""
+        """Format 1: the partitions in use. Shrinking the query leaves folders with higher numbers behind."""
         path = f"{self._root}/state/{operator}"
         found = {int(name) for name in os.listdir(path) if name.isdigit()}
         count = int(self._offsets.conf.get(_PARTITIONS_CONF, len(found)))
         if found == {0}:
-            # An operator over all rows (an aggregation without keys) has one partition, whatever the setting.
+            # An operator over all rows (an aggregation without keys) has one partition with any setting.
             return [0]
         for partition in range(count):
             if partition not in found:
@@ -173,7 +173,7 @@ class StateClosure:
         return _Store(self._root, folder, self._batch)
 
     def _add_shared(self, folder: str) -> None:
-        """Everything below a metadata folder, except what a batch after ours wrote."""
+        """Everything below a metadata folder, except the files of later batches."""
         for path, name in walk_files(self._root, folder):
             # Operator metadata of version 2 is written once per run, named by the run's first batch.
             is_later = name.isdigit() and int(name) > self._batch
@@ -210,15 +210,15 @@ class StateClosure:
 class _Store:
     """The folder of one store.
 
-    A short chain is looked up name by name; only a long one is worth listing a folder that holds, of every version that
-    Spark retains, four files with the checksums.
+    A short chain is looked up name by name; only a long one is worth listing the folder, which holds four files
+    (checksums included) for every version that Spark retains.
     """
 
     def __init__(self, root: str, folder: str, batch: BatchId) -> None:
         self.path = f"{root}/{folder}"
         #: Relative to the spark_checkpoint_dir.
         self.folder = folder
-        #: The batch whose closure is being collected, for messages.
+        #: The batch whose closure is being computed, for errors.
         self.batch = batch
         self._names: set[str] | None = None
         self._lookups = 0
@@ -237,7 +237,7 @@ class _Store:
         return any(name.endswith(_STATE_SUFFIXES) for name in self._list())
 
     def candidates(self, version: int) -> set[str]:
-        """The unique ids that this version has here, right or wrong."""
+        """The unique ids that exist for this version, right or wrong."""
         prefix = f"{version}_"
         mine = (name for name in self._list() if name.startswith(prefix) and name.endswith(_STATE_SUFFIXES))
         return {name.removeprefix(prefix).rpartition(".")[0] for name in mine}
@@ -259,10 +259,10 @@ class _Store:
 
 
 class _UniqueIds:
-    """Format 2: which unique id each version of one store carries. Ask from the newest version downwards.
+    """Format 2: the unique id of each version of one store. Ask from the newest version downwards.
 
-    The commit of the batch that made the version says it. Spark purges old commits, and a restored directory never had
-    them: then the next version's changelog names its ancestors. Failing that, there must be no choice.
+    The commit of the batch that wrote the version contains it. Spark purges old commits, and a restored directory never
+    had them: then the next version's changelog names its ancestors. Otherwise there must be only one candidate.
     """
 
     def __init__(self, store: _Store, operator: str, partition: int, known: dict[int, str], commits: CommitLog) -> None:
@@ -270,9 +270,9 @@ class _UniqueIds:
         self._operator = operator
         self._partition = partition
         self._commits = commits
-        #: Settled, by version.
+        #: Determined ids, by version.
         self._known = known
-        #: What changelogs said of their ancestors, by version.
+        #: Ids of ancestors named by changelogs, by version.
         self._lineage: dict[int, str] = {}
 
     def of(self, version: int) -> str:
@@ -292,7 +292,7 @@ class _UniqueIds:
 
     def _inherited(self, version: int) -> str | None:
         if version not in self._lineage:
-            # The chain goes on below version + 1, so that one is no snapshot but a changelog.
+            # The chain continues below version + 1, so that version is a changelog, not a snapshot.
             child = _stem(version + 1, self._known[version + 1])
             self._lineage.update(read_lineage(f"{self._store.path}/{child}.changelog") or {})
         return self._lineage.get(version)
@@ -300,7 +300,7 @@ class _UniqueIds:
     def _only(self, version: int) -> str:
         candidates = self._store.candidates(version)
         if len(candidates) != 1:
-            what = "several tries of a state version and no record of the right one"
+            what = "several attempts at a state version and no record of the right one"
             raise self._damaged(what if candidates else "a state file is missing", version)
         return candidates.pop()
 
@@ -318,7 +318,7 @@ def _ids_of(commit: Commit, operator: str, partition: int) -> list[str] | None:
 
 
 def walk_files(root: str, folder: str) -> Iterable[tuple[str, str]]:
-    """(folder, name) of every file below a folder, without checksums and temporary ones. No folder: nothing."""
+    """(folder, name) of every file below a folder, without checksums and temporary files; nothing if it is missing."""
     try:
         with os.scandir(f"{root}/{folder}") as entries:
             found = [entry for entry in entries if entry.name[0] != "." and not entry.name.endswith(".crc")]

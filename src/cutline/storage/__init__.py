@@ -1,1 +1,1 @@
-"""Snapshots on the local tier: pinned by hard link, kept by content, recorded per operator, committed by a manifest."""
+"""The local tier: checkpoints, blobs, generations, coordinator records."""

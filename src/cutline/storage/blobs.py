@@ -1,4 +1,4 @@
-"""Content-addressed files: each content is stored once, under the name of its hash, and never changed."""
+"""Content-addressed files: each content is stored once, named by its hash, and never changed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from cutline.base import durable
 from cutline.errors import DamagedRecordError
+from cutline.model.checkpoint import SnapshotFile
 from cutline.model.layout import Layout
-from cutline.ports import SnapshotFile
 from cutline.protocol.history.retention import unreachable
 
 _BLOCK_BYTES = 1 << 20
@@ -35,14 +35,14 @@ class BlobStore:
     """The blobs of one flow."""
 
     def __init__(self, layout: Layout, *, is_reader: bool = False) -> None:
-        """``is_reader``: somebody else's blobs, only looked at; nothing is created and nothing tidied up."""
+        """``is_reader``: only reads another process's blobs; creates and removes nothing."""
         self._layout = layout
-        #: Files hashed before, so that a file shared by many epochs is read once.
+        #: Hashes of files read before, so that a file shared by many epochs is read once.
         self._known: dict[_Identity, str] = {}
-        #: Content that pending epochs rely on; collection leaves it alone. Counted: epochs share content.
-        self._claims: dict[str, int] = {}
-        #: Claims let go of while a sweep runs; None: no sweep runs.
-        self._let_go_later: list[str] | None = None
+        #: Reference counts of content that pending epochs use; epochs share content. It is never collected.
+        self._references: dict[str, int] = {}
+        #: References dropped while a collection runs; None: no collection runs.
+        self._drop_later: list[str] | None = None
         #: Stored by this process and known to survive a power cut.
         self._synced: set[str] = set()
         self._lock = threading.Lock()
@@ -59,31 +59,31 @@ class BlobStore:
         durable.fsync_dir(self._layout.blobs)
 
     def store(self, held: Path, path: str) -> tuple[SnapshotFile, int]:
-        """Keep the content of ``held``, claimed until ``unclaim``; returns it and how many bytes were new."""
+        """Store the content of ``held`` and reference it until ``drop_references``; also returns the new bytes."""
         stat = held.stat()
         identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
         with self._lock:
             digest = self._known.get(identity)
         if digest is None:
             digest = sha256_of(held)
-        # Claimed before it is linked: from here on no sweep takes it away, so the slow part needs no lock.
+        # Referenced before it is linked: from here on no collection deletes it, so the slow part needs no lock.
         with self._lock:
             self._known[identity] = digest
-        self.claim([digest])
+        self.add_references([digest])
         new = self._link(held, digest)
         return SnapshotFile(path=path, sha256=digest, size_bytes=stat.st_size), stat.st_size if new else 0
 
     def _link(self, held: Path, digest: str) -> bool:
         target = self._layout.blob(digest)
         with contextlib.suppress(FileNotFoundError):
-            # Content that comes again in another file is the chance to mend what the disk has damaged.
+            # The same content in another file can repair a blob that the disk has damaged.
             if target.samefile(held) or (target.stat().st_size == held.stat().st_size and sha256_of(target) == digest):
                 self._sync(target, digest)
                 return False
             target.unlink()
         try:
             os.link(held, target)
-        except FileExistsError:  # another operator has just stored the same
+        except FileExistsError:  # another operator has just stored the same content
             self._sync(target, digest)
             return False
         except OSError:  # another file system, or one without hard links
@@ -94,7 +94,7 @@ class BlobStore:
         return True
 
     def _sync(self, target: Path, digest: str) -> None:
-        """Spark does not sync what it writes; what a checkpoint relies on must survive a power cut."""
+        """Spark does not sync its files, but those of a checkpoint must survive a power cut."""
         with self._lock:
             if digest in self._synced:
                 return
@@ -103,27 +103,27 @@ class BlobStore:
         with self._lock:
             self._synced.add(digest)
 
-    def claim(self, digests: Iterable[str]) -> None:
-        """Hold on to content until ``unclaim``."""
+    def add_references(self, digests: Iterable[str]) -> None:
+        """Keep this content until ``drop_references``."""
         with self._lock:
             for digest in digests:
-                self._claims[digest] = self._claims.get(digest, 0) + 1
+                self._references[digest] = self._references.get(digest, 0) + 1
 
-    def unclaim(self, digests: Iterable[str]) -> None:
-        """These are now reached by a manifest, or given up. While a sweep runs they stay claimed until its end."""
+    def drop_references(self, digests: Iterable[str]) -> None:
+        """A manifest now names this content, or its epoch was aborted. A running collection keeps it until its end."""
         with self._lock:
-            if self._let_go_later is not None:
-                self._let_go_later.extend(digests)
+            if self._drop_later is not None:
+                self._drop_later.extend(digests)
                 return
             for digest in digests:
-                left = self._claims.get(digest, 0) - 1
+                left = self._references.get(digest, 0) - 1
                 if left > 0:
-                    self._claims[digest] = left
+                    self._references[digest] = left
                 else:
-                    self._claims.pop(digest, None)
+                    self._references.pop(digest, None)
 
     def damage(self, file: SnapshotFile, *, deep: bool = True) -> str | None:
-        """What is wrong with a stored file; None when every byte is as it was. Not ``deep``: blobs by size alone."""
+        """What is wrong with a stored file; None if it is unchanged. Not ``deep``: checks only the size of a blob."""
         if file.content is not None:
             is_whole = hashlib.sha256(file.content).hexdigest() == file.sha256
             return None if is_whole else f"{file.path}: its content in the record does not match its hash"
@@ -139,7 +139,7 @@ class BlobStore:
         return None
 
     def place(self, file: SnapshotFile, target: Path) -> None:
-        """Put a stored file where Spark will read it. Spark replaces files but never writes into one, so links do."""
+        """Put a stored file where Spark will read it. Links are safe: Spark replaces files, never writes into one."""
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.content is not None:
             target.write_bytes(file.content)
@@ -152,43 +152,43 @@ class BlobStore:
         except OSError:
             shutil.copyfile(blob, target)
 
-    def sweep(
+    def collect(
         self,
         reached: Callable[[], Iterable[Collection[str]]],
         check_fence: Callable[[], None] = lambda: None,
         may_go: Callable[[Path], bool] = lambda _: True,
     ) -> int:
-        """Delete content that nothing reaches and nobody has claimed; returns how many files went.
+        """Delete content that no manifest reaches and no pending epoch references; returns how many files were deleted.
 
-        Whatever is claimed at any time during the sweep survives it: the manifest that takes over a claim may be stored
-        just after ``reached`` has looked for manifests. ``may_go`` is asked last, and may keep a file all the same.
+        Content referenced at any time during the collection survives it: the manifest that names it may be stored just
+        after ``reached`` has listed the manifests. ``may_go`` is called last, and may still keep a file.
         """
         with self._lock:
-            self._let_go_later = []
+            self._drop_later = []
         try:
-            return self._sweep(list(reached()), check_fence, may_go)
+            return self._collect(list(reached()), check_fence, may_go)
         finally:
             with self._lock:
-                digests, self._let_go_later = self._let_go_later, None
-            self.unclaim(digests)
+                digests, self._drop_later = self._drop_later, None
+            self.drop_references(digests)
 
-    def _sweep(
+    def _collect(
         self, reached: list[Collection[str]], check_fence: Callable[[], None], may_go: Callable[[Path], bool]
     ) -> int:
-        # Temporary ones are being written; what a dead process left is removed at the next start.
+        # Temporary files are being written; the next start removes those of a dead process.
         stored = {path.name for path in self._layout.blobs.glob("*/*") if not durable.is_temporary(path.name)}
         with self._lock:
-            doomed = unreachable(stored, reached, self._claims)
+            doomed = unreachable(stored, reached, self._references)
         gone = set()
         for digest in sorted(doomed):
             check_fence()
             with self._lock:
-                # One at a time: somebody may have stored the same content meanwhile.
-                if digest not in self._claims and may_go(self._layout.blob(digest)):
+                # One at a time: an operator may have stored the same content meanwhile.
+                if digest not in self._references and may_go(self._layout.blob(digest)):
                     self._synced.discard(digest)
                     self._layout.blob(digest).unlink(missing_ok=True)
                     gone.add(digest)
         with self._lock:
-            # Inode numbers are reused once a file is gone: what was swept must not be remembered.
+            # Inode numbers are reused once a file is gone: the hash of a deleted file must not be remembered.
             self._known = {identity: digest for identity, digest in self._known.items() if digest not in gone}
         return len(gone)

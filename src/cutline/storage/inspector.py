@@ -1,26 +1,29 @@
-"""Looks at stored snapshots without changing anything, also while somebody else runs the flow."""
+"""Inspects stored snapshots without changing anything, also while another process runs the flow."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
 
-from cutline.connectors.replay_guard import check_sources, recorded_positions
 from cutline.errors import CutlineError, DamagedRecordError, StoreError
+from cutline.model.checkpoint import Manifest, OperatorRecord, SnapshotFile
 from cutline.model.ids import Epoch, OperatorId
 from cutline.model.layout import Layout
-from cutline.ports import Manifest, OperatorRecord, SnapshotFile
 from cutline.ports.inspection import FileProblem, SourceReport
+from cutline.ports.source_guard import SourceGuard
 from cutline.spark_dir.file_set import closure, verify_files
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.spark_dir.source_check import check_sources
+from cutline.storage.checkpoints import LocalCheckpointStore
+from cutline.storage.recorded_positions import recorded_positions
 
 
 class LocalInspector:
     """See ``cutline.ports.inspection.SnapshotInspector`` for what each method promises."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, guard: SourceGuard) -> None:
         self._layout = layout
-        self._store = LocalSnapshotStore.reading(layout)
+        self._guard = guard
+        self._store = LocalCheckpointStore(layout, is_reader=True)
         #: Blobs hashed and found whole: epochs share most of their content, and it is read once.
         self._whole: set[str] = set()
 
@@ -44,7 +47,7 @@ class LocalInspector:
         return problem
 
     def incomplete(self, record: OperatorRecord) -> list[FileProblem]:
-        """The files are laid out as a tree of links, and asked for as if Spark's own directory were to be pinned."""
+        """Lays the files out as a tree of links and computes the closure, as for a snapshot of Spark's directory."""
         with tempfile.TemporaryDirectory(prefix="cutline-verify-") as folder:
             root = Path(folder).resolve()
             stored = {file.path for file in record.files()}
@@ -57,7 +60,7 @@ class LocalInspector:
                 return [FileProblem(path, error.what)]
             except OSError as error:
                 return [FileProblem(str(error.filename or ".").removeprefix(f"{root}/"), str(error.strerror))]
-            names = [*needed.shared, *(name for files in needed.subtasks.values() for name in files)]
+            names = needed.names()
             missing = [name for name in names if name not in stored]
             lines = verify_files(root, [name for name in names if name in stored], full=False)
         problems = [FileProblem(name, "a file that the state needs is not part of the snapshot") for name in missing]
@@ -70,12 +73,12 @@ class LocalInspector:
     def _lay_out(self, file: SnapshotFile, root: Path) -> None:
         target = root / file.path
         if root not in target.resolve().parents:
-            raise DamagedRecordError("a file of the snapshot lies outside of it", path=file.path)
+            raise DamagedRecordError("the path of a snapshot's file leads out of its folder", path=file.path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.content is not None:
             target.write_bytes(file.content)
         else:
-            # Symbolic: the temporary folder may lie on another file system.
+            # Symbolic: the temporary folder may be on another file system.
             target.symlink_to(self._layout.blob(file.sha256).absolute())
 
     def sources(self, record: OperatorRecord, live_dir: Path | None) -> SourceReport:
@@ -84,7 +87,7 @@ class LocalInspector:
         except CutlineError as error:
             return SourceReport(problems=[FileProblem(f"offsets/{record.batch}", str(error))])
         try:
-            return check_sources(positions, live_dir)
+            return check_sources(self._guard, positions, live_dir)
         except StoreError as error:
             return SourceReport(
                 problems=[FileProblem(f"offsets/{record.batch}", f"whether its input is there: {error}")]

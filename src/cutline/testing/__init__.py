@@ -1,10 +1,10 @@
-"""What authors of sinks, stores and flows test with; nothing in here runs in production."""
+"""Test tools for authors of sinks, stores and flows; nothing in here runs in production."""
 
 from __future__ import annotations
 
 import sys
 
-# Failing assertions inside a shipped suite should show values like those in a test file. Only pytest itself, when it
-# is running, can arrange that, and only before the suite is imported.
+# Failing assertions inside a shipped suite should show values like those in a test file. Only pytest itself, while it
+# runs, can arrange that, and only before the suite is imported.
 if "pytest" in sys.modules:
-    sys.modules["pytest"].register_assert_rewrite("cutline.testing.conformance.sinks")
+    sys.modules["pytest"].register_assert_rewrite("cutline.testing.conformance")

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of beside its manifest: records, blobs, and the part of every log that a restore reads."""
+"""The parts of a checkpoint beside its manifest: records, blobs, and the part of every log that a restore reads."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from cutline.base import records
-from cutline.coordinator.manifests import lineage_of
-from cutline.coordinator.retention import needs_of
+from cutline.channels import entry_files as codec
 from cutline.errors import MissingObject
-from cutline.model import entries as codec
-from cutline.model.entries import DataEntry
+from cutline.model.checkpoint import Manifest, OperatorRecord, SnapshotFile
+from cutline.model.entries import DataEntry, Entry, Segment
 from cutline.model.ids import OperatorId, Position
 from cutline.model.layout import Layout
-from cutline.ports import Manifest, ObjectStore, OperatorRecord, Segment, SnapshotFile
-from cutline.protocol.history.retention import EpochNeeds
+from cutline.ports.objects import ObjectStore
+from cutline.protocol.history.lineage import lineage_of
+from cutline.protocol.history.retention import EpochNeeds, needs_of
 from cutline.tiers.transfer import PACKED_SUFFIX, unpacked
 
 _RECORD = "operator"
@@ -25,7 +25,7 @@ def record_paths(manifest: Manifest, layout: Layout) -> dict[OperatorId, Path]:
 
 
 def entry_paths(manifest: Manifest, layout: Layout, operators: Collection[OperatorId] | None = None) -> Iterator[Path]:
-    """The entries of every log that a restore reads; ``operators``: of the logs that these write."""
+    """The entries of every log that a restore reads; ``operators``: only logs that these operators write."""
     needs: EpochNeeds = needs_of(manifest)
     for name, cut in manifest.channels.items():
         if operators is not None and name not in operators:
@@ -37,20 +37,20 @@ def entry_paths(manifest: Manifest, layout: Layout, operators: Collection[Operat
 
 
 def segments_of(entry_path: Path) -> tuple[Path, list[Segment]]:
-    """The folder of an entry's segments, and which they are."""
+    """The folder of an entry's segments, and the segments."""
     entry = codec.load(entry_path)
     return codec.data_dir(entry_path.parents[1]), entry.segments if isinstance(entry, DataEntry) else []
 
 
 def blobs_of(record: OperatorRecord) -> Iterator[SnapshotFile]:
-    """What is not in the record itself."""
+    """The files whose content is not in the record itself."""
     return (file for file in record.files() if file.content is None)
 
 
 def content_paths(
     manifest: Manifest, layout: Layout, operators: Collection[OperatorId] | None = None
 ) -> Iterator[Path]:
-    """Blobs, and what is in flight, with its rows, and the barrier; ``operators``: of these only. Some come twice."""
+    """Blobs, in-flight entries with their segments, and barriers; ``operators``: of these only. May repeat paths."""
     for name, path in record_paths(manifest, layout).items():
         if operators is None or name in operators:
             yield from (layout.blob(file.sha256) for file in blobs_of(records.load(_RECORD, path, OperatorRecord)))
@@ -61,21 +61,21 @@ def content_paths(
 
 
 def names_in(store: ObjectStore, manifest: Manifest, layout: Layout) -> Iterator[str]:
-    """The same and the records, by their names in an object store, as the store itself tells them."""
+    """The same files and the records, by their names in an object store. Reads only the store."""
     for path in record_paths(manifest, layout).values():
-        name = path.relative_to(layout.root).as_posix()
+        name = layout.name(path)
         yield name
         record = records.decode(_RECORD, store.read(name), OperatorRecord, path=name)
-        yield from (layout.blob(file.sha256).relative_to(layout.root).as_posix() for file in blobs_of(record))
+        yield from (layout.name(layout.blob(file.sha256)) for file in blobs_of(record))
     for path in entry_paths(manifest, layout):
-        name = path.relative_to(layout.root).as_posix()
+        name = layout.name(path)
         yield name
         entry = _read_entry(store, name)
-        folder = codec.data_dir(path.parents[1]).relative_to(layout.root).as_posix()
+        folder = layout.name(codec.data_dir(path.parents[1]))
         yield from (f"{folder}/{one.name}" for one in (entry.segments if isinstance(entry, DataEntry) else ()))
 
 
-def _read_entry(store: ObjectStore, name: str) -> codec.Entry:
+def _read_entry(store: ObjectStore, name: str) -> Entry:
     try:
         data = unpacked(store.read(name + PACKED_SUFFIX), name)
     except MissingObject:

@@ -1,130 +1,116 @@
-"""The remote tier as a start needs it: asked again while it is away for a moment, and told first what is given up."""
+"""The remote tier during a start: requests are retried while it is unavailable, and a restore is announced first."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from cutline.base.crashpoints import crashpoint
 from cutline.errors import RecoveryError, StoreError
+from cutline.model.checkpoint import Manifest
+from cutline.model.generation import GenerationRecord
 from cutline.model.ids import Epoch, FlowName, Generation
-from cutline.objects.waiting import patiently
-from cutline.ports import GenerationRecord, Manifest
-from cutline.tiers.upload import Published, Replica
+from cutline.model.remote import SinkProgress
+from cutline.objects.waiting import wait_for_store
+from cutline.protocol.history.remote_claims import generation_to_take
+from cutline.tiers.remote_tier import RemoteTier
 
 T = TypeVar("T")
 
 
-class RemoteTier:
-    """Whatever it is asked for may be asked for as often as one likes. Raises StoreError when its patience is over."""
+class RemoteAtStart:
+    """The remote tier as a start uses it. Operations are idempotent. Raises StoreError when retries are exhausted."""
 
-    def __init__(self, replica: Replica, flow: FlowName) -> None:
-        self._replica = replica
+    def __init__(self, tier: RemoteTier, flow: FlowName) -> None:
+        self._tier = tier
         self._flow = flow
 
     def claim(
         self, take: Callable[[Generation], Generation], newest_here: Generation, *, is_needed: bool
     ) -> Generation:
-        """A generation that no other host has; ``take`` gives one that is no smaller, and was never given before.
+        """A generation that no other host has; ``take`` returns an unused one that is at least its argument.
 
-        ``is_needed``: the flow cannot come back without the remote tier. If it can and the tier is away, the generation
-        is claimed before anything is copied.
+        ``is_needed``: the flow cannot recover without the remote tier. Otherwise, if the tier is unavailable, the
+        generation is claimed later, before the first upload.
         """
 
         def newest_there() -> Generation:
-            return self._replica.newest_generation()
+            return self._tier.checkpoints.newest_generation()
 
         newest = newest_here
         with contextlib.suppress(StoreError):
-            newest = max(newest, self._patiently(newest_there) if is_needed else newest_there())
-        generation = take(Generation(newest + 1))
+            newest = max(newest, self._waiting(newest_there) if is_needed else newest_there())
+        generation = take(generation_to_take(newest))
         with contextlib.suppress(StoreError):
             while not self._claimed(generation, is_needed=is_needed):
-                generation = take(Generation(newest_there() + 1))
-        self._replica.begin(generation)
+                generation = take(generation_to_take(newest_there()))
+        self._tier.fence.begin(generation)
         return generation
 
     def _claimed(self, generation: Generation, *, is_needed: bool) -> bool:
         def claim() -> bool:
-            return self._replica.claim(generation)
+            return self._tier.fence.claim(generation)
 
-        return self._patiently(claim) if is_needed else claim()
+        return self._waiting(claim) if is_needed else claim()
 
-    def tell(self, record: GenerationRecord) -> None:
-        """Make known that the flow goes back, before it does.
+    def announce(self, record: GenerationRecord) -> None:
+        """Announce a restore before it happens.
 
-        Otherwise a host that is lost right afterwards would come back to what was given up, and what sinks have taken
-        back would be missing. Told and not done, which a kill in between may leave, only makes a lost host go back
-        further than it had to.
+        Otherwise the replacement of a host that is lost right afterwards would recover the abandoned history, whose
+        output the sinks have rewound. A kill between announcement and restore only makes that replacement restore an
+        older epoch than necessary.
         """
         try:
-            self._patiently(lambda: self._replica.enter(record))
+            self._waiting(lambda: self._tier.fence.enter(record))
         except StoreError as error:
             raise RecoveryError(
-                f"the flow would go back to epoch {record.restored_epoch}, but the remote tier cannot be told: {error}",
-                next_step="see to it that it can be reached, and start again; nothing has been changed",
+                f"the restore to epoch {record.restored_epoch} cannot be announced in the remote tier: {error}",
+                next_step="make the remote tier reachable, then restart the flow; nothing has been changed",
                 flow=self._flow,
             ) from error
 
-    def bring(self, manifests: Sequence[Manifest], generation: Generation, published: Published) -> None:
-        """Put a checkpoint there that was carried over, before the flow goes on from it.
+    def upload(self, manifests: Sequence[Manifest], generation: Generation, published: SinkProgress) -> None:
+        """Upload an evolved checkpoint before the flow continues from it.
 
         Otherwise a host that is lost right afterwards would leave only checkpoints of operators that have other names.
-        It counts once ``tell`` has made the generation known. It is the last one of these; those before it are what
-        sinks have yet to publish.
+        It counts once ``announce`` has stored the generation. It is the last of ``manifests``; the ones before it are
+        those that sinks have yet to publish.
         """
 
-        def bring() -> None:
-            # Of those that were fetched from there this host may have the records only.
-            there = set(self._replica.epochs())
+        def upload() -> None:
+            # Of checkpoints that were downloaded, this host may have only the records.
+            there = set(self._tier.checkpoints.epochs())
             for manifest in (one for one in manifests if one.epoch not in there):
-                self._replica.send(manifest, generation)
-                self._replica.seal(manifest, generation, published)
+                self._tier.uploader.send(manifest, generation)
+                self._tier.uploader.seal(manifest, generation, published)
 
         try:
-            self._patiently(bring)
+            self._waiting(upload)
         except StoreError as error:
             raise RecoveryError(
-                f"epoch {manifests[-1].carried_from} has other operators than the flow, and what it was made into "
-                f"cannot be brought to the remote tier: {error}",
-                next_step="see to it that it can be reached, and start again; nothing has been changed",
+                f"epoch {manifests[-1].carried_from} has other operators than the flow, and the checkpoint made from "
+                f"it cannot be uploaded to the remote tier: {error}",
+                next_step="make the remote tier reachable, then restart the flow; nothing has been changed",
                 flow=self._flow,
             ) from error
         crashpoint("remote-carried")
 
     def epochs(self) -> list[Epoch]:
-        """As far as they can be listed at this moment."""
+        """The epochs in the remote tier; none while it is unavailable."""
         with contextlib.suppress(StoreError):
-            return self._replica.epochs()
+            return self._tier.checkpoints.epochs()
         return []
 
-    def fetch_records(self, *, is_needed: bool = True) -> list[Epoch]:
-        return self._patiently(self._replica.fetch_records) if is_needed else self._replica.fetch_records()
+    def download_records(self, *, is_needed: bool = True) -> list[Epoch]:
+        download = self._tier.downloader.download_records
+        return self._waiting(download) if is_needed else download()
 
-    def fetch_content(self, manifest: Manifest) -> int:
-        return self._patiently(lambda: self._replica.fetch_content(manifest))
+    def download_content(self, manifest: Manifest) -> int:
+        return self._waiting(lambda: self._tier.downloader.download_content(manifest))
 
-    def published_before(self, epoch: Epoch) -> Published:
-        return self._patiently(lambda: self._replica.published_before(epoch))
+    def published_before(self, epoch: Epoch) -> SinkProgress:
+        return self._waiting(lambda: self._tier.checkpoints.progress_at(epoch))
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        return patiently(ask, flow=self._flow)
-
-
-def to_publish(
-    manifest: Manifest, fetched: Iterable[Manifest], *, published: Epoch, problem: Callable[[str], None]
-) -> list[Manifest] | None:
-    """An epoch, and before it those that some sink has yet to publish; None if one of these is missing.
-
-    Of the latter a host has the records only: they say what is to be published; nothing is restored from them.
-    ``published``: how far the slowest sink is.
-    """
-    chain = [*(one for one in fetched if published < one.epoch < manifest.epoch), manifest]
-    before = published
-    for one in chain:
-        if one.epoch > published and one.previous_epoch > before:
-            problem(f"epoch {one.epoch}: not published, and epoch {one.previous_epoch} before it is missing")
-            return None
-        before = one.epoch
-    return chain
+    def _waiting(self, ask: Callable[[], T]) -> T:
+        return wait_for_store(ask, flow=self._flow)

@@ -1,7 +1,7 @@
-"""Brings complete checkpoints to the remote tier, on a thread of its own, at its own pace.
+"""Uploads complete checkpoints to the remote tier on its own thread, at its own pace.
 
-Hybrid: a checkpoint is complete when the local disk has it, and the newest one follows to the remote tier. Durable
-there first: nobody takes a checkpoint for complete, and no sink publishes it, before the remote tier has it.
+Hybrid: a checkpoint is complete when the local disk has it, and the newest one is uploaded afterwards. Durable in the
+remote tier first: a checkpoint is not complete, and no sink publishes it, before the remote tier has it.
 """
 
 from __future__ import annotations
@@ -13,131 +13,148 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
 from cutline.errors import CutlineError, DamagedRecordError, FencedError, NotDone, OutcomeUnknown, StoreError
+from cutline.model.checkpoint import Manifest
+from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, Generation
-from cutline.ports import GenerationRecord, Manifest, SnapshotStore
+from cutline.model.remote import SinkProgress
+from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.ports.objects import ObjectInfo
-from cutline.protocol.history.remote_schedule import Cadence
-from cutline.tiers.upload import Copied, Published, Replica
+from cutline.protocol.history.remote_claims import Seal, judge_seal
+from cutline.protocol.history.remote_retention import kept_while_running
+from cutline.protocol.history.remote_schedule import Cadence, EarlyUpload, Upload, UploadSchedule, epochs_to_upload
+from cutline.tiers.remote_tier import RemoteTier
+from cutline.tiers.upload import Uploaded
 
 log = get_logger(__name__)
 
-_RETRY_SECONDS, _RETRY_LIMIT_SECONDS = 1.0, 30.0
-#: Listing a bucket costs money: what nobody needs any more may wait so long.
+#: Between two attempts to find out whether a manifest is stored.
+_SEAL_RETRY_SECONDS = 1.0
+#: Listing a bucket costs money: unneeded objects may wait this long.
 _COLLECT_SECONDS = 30.0
 _STOP_SECONDS, _LOOK_SECONDS = 30.0, 0.5
-#: A copy may be under way, or the remote tier be away.
-_TIDY_SECONDS = 300.0
+#: An upload may be in progress, or the remote tier unavailable.
+_ANSWER_SECONDS = 300.0
 
-#: Hears what stands in the remote tier now, or why nothing will.
+#: Called with the manifest that is now in the remote tier, or with None and the reason.
 Done = Callable[[Manifest | None, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """A checkpoint that must be in the remote tier before it counts."""
+    """A checkpoint that must be in the remote tier before it counts as complete."""
 
     manifest: Manifest
     done: Done
 
 
 @dataclass(frozen=True, slots=True)
-class _Tidy:
-    """Somebody wants the remote tier tidied up: between two copies, never beside one."""
+class _Collect:
+    """A request to collect the remote tier now: between two uploads, never during one."""
 
     grace_ms: int
     is_dry_run: bool
     answer: Future[list[ObjectInfo]]
 
 
-class _Ahead:
-    """Some operators' content is due, and the checkpoint as a whole is not."""
+class FlowFacts(Protocol):
+    """What the replicator needs to know about the running flow."""
+
+    def generation(self) -> Generation: ...
+
+    def published(self) -> SinkProgress:
+        """The sinks' progress."""
+        ...
+
+    def pins(self) -> Iterable[Epoch]: ...
+
+    def check_fence(self) -> None:
+        """Raise FencedError if another process has taken over this host's storage."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCheckpoints:
+    """The checkpoints of this host."""
+
+    store: CheckpointStore
+    #: Protect an epoch from collection; False if it is gone.
+    hold: Callable[[Epoch], bool]
+    end_hold: Callable[[Epoch], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePolicy:
+    """When the remote tier is written, and what it keeps."""
+
+    cadence: Cadence
+    retain: int
+    grace_ms: int
 
 
 class Replicator:
-    """One copy at a time, newest first; in between, the remote tier is tidied up."""
+    """One upload at a time, newest first; in between, the remote tier is collected."""
 
     def __init__(
         self,
         *,
         flow: FlowName,
-        replica: Replica,
-        snapshots: SnapshotStore,
-        generation: Callable[[], Generation],
+        tier: RemoteTier,
+        local: LocalCheckpoints,
+        facts: FlowFacts,
         entered: GenerationRecord | None,
-        hold: Callable[[Epoch], bool],
-        let_go: Callable[[Epoch], None],
-        check_fence: Callable[[], None],
-        pins: Callable[[], Iterable[Epoch]],
-        published: Callable[[], Published],
-        cadence: Cadence,
-        retain: int,
-        grace_ms: int,
+        policy: RemotePolicy,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """``hold``: keep an epoch from collection; False if it is gone. ``entered``: said there at the start.
-
-        ``published``: how far sinks are.
-        """
+        """``entered``: the generation to announce in the remote tier before the first upload."""
         self._flow = flow
-        self._replica = replica
-        self._snapshots = snapshots
-        self._generation = generation
+        self._tier = tier
+        self._local = local
+        self._facts = facts
         self._entered = entered
-        self._hold = hold
-        self._let_go = let_go
-        self._check_fence = check_fence
-        self._pins = pins
-        self._published = published
-        self._cadence = cadence
-        self._retain = retain
-        self._grace_ms = grace_ms
+        self._policy = policy
         self._on_fatal = on_fatal
-        self._requests: queue.SimpleQueue[_First | _Tidy | Epoch | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_First | _Collect | Epoch | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._newest = NO_EPOCH
-        self._copied = NO_EPOCH
-        #: Copied, or given up: nothing up to here is tried again.
-        self._done_up_to = NO_EPOCH
-        self._pause_s = 0.0
-        self._last_s = float("-inf")
+        self.schedule = UploadSchedule(policy.cadence)
         self._collected_s = time.monotonic()
         self._problem = ""
         self._totals = {"epochs": 0, "files": 0, "size_bytes": 0, "sent_bytes": 0, "ahead_bytes": 0, "failures": 0}
+        self._begun_s = time.monotonic()
         self._last_ms = 0.0
         self._thread = threading.Thread(target=self._run, name="cutline-replicator", daemon=True)
 
-    # ------------------------------------------------------------------ what others call
+    # ------------------------------------------------------------------ called by other threads
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """What is being copied is given up: it is copied again by the next start."""
+        """Cancels an upload in progress: the next start uploads it again."""
         self._stopping.set()
         self._requests.put(None)
         deadline = time.monotonic() + _STOP_SECONDS
         while self._thread.is_alive() and time.monotonic() < deadline:
-            self._replica.give_up()  # again and again: it may be just about to begin a job that nobody has cancelled
+            self._tier.give_up()  # repeated: a transfer may just be starting a job that was not cancelled
             self._thread.join(timeout=_LOOK_SECONDS)
 
     def completed(self, epoch: Epoch) -> None:
-        """A checkpoint is complete: it, or a later one, follows."""
+        """A checkpoint is complete: upload it, or a later one."""
         self._requests.put(epoch)
 
     def first(self, manifest: Manifest, done: Done) -> None:
-        """Bring a checkpoint there that is not complete yet; ``done`` hears of it, on the thread of the replicator."""
+        """Upload a checkpoint that is not complete yet; ``done`` is called on the replicator's thread."""
         self._requests.put(_First(manifest, done))
 
     def wait_copied(self, epoch: Epoch, seconds: float) -> bool:
-        """Whether the epoch, or a later one, is in the remote tier; waits so long for it."""
+        """Whether the epoch, or a later one, is in the remote tier; waits up to ``seconds`` for it."""
         deadline = time.monotonic() + seconds
-        while self._copied < epoch:
+        while self.schedule.uploaded < epoch:
             if time.monotonic() > deadline or not self._thread.is_alive():
                 return False
             time.sleep(0.02)
@@ -145,24 +162,24 @@ class Replicator:
 
     @property
     def url(self) -> str:
-        return self._replica.url
+        return self._tier.url
 
-    def tidy(self, *, grace_ms: int, is_dry_run: bool) -> list[ObjectInfo]:
-        """Let go of what the remote tier need not keep, at once; returns it. Raises StoreError."""
-        request = _Tidy(grace_ms, is_dry_run, Future())
+    def collect_now(self, *, grace_ms: int, is_dry_run: bool) -> list[ObjectInfo]:
+        """Collect the remote tier now, not when it is due; returns the removed objects. Raises StoreError."""
+        request = _Collect(grace_ms, is_dry_run, Future())
         self._requests.put(request)
         try:
-            return request.answer.result(_TIDY_SECONDS)
+            return request.answer.result(_ANSWER_SECONDS)
         except FutureTimeoutError as error:
             request.answer.cancel()
             raise NotDone("the remote tier was not collected in time", store=self.url) from error
 
     def view(self) -> dict[str, Any]:
-        """For people."""
+        """State of the replication, for ``status``."""
         return {
-            "url": self._replica.url,
-            "epoch": self._copied,
-            "behind": max(self._newest - self._copied, 0),
+            "url": self._tier.url,
+            "epoch": self.schedule.uploaded,
+            "behind": max(self.schedule.newest - self.schedule.uploaded, 0),
             "last_ms": round(self._last_ms, 1),
             "problem": self._problem,
             **self._totals,
@@ -176,128 +193,118 @@ class Replicator:
                 self._turn()
         except FencedError as error:
             self._on_fatal(error)
-        except Exception as error:  # the outermost loop: without it nobody would know that copies have ended
+        except Exception as error:  # the outermost loop: otherwise the end of uploads would go unnoticed
             log.error("replication_failed", flow=self._flow, exc_info=True)
             self._on_fatal(error)
 
     def _turn(self) -> None:
-        request = self._next()
-        if request is None:
-            return
-        if isinstance(request, _First):
-            self._bring_first(request)
-        elif isinstance(request, _Tidy):
-            self._tidy(request)
-        elif isinstance(request, _Ahead):
-            self._send_ahead()
-        elif request > self._done_up_to:
-            self._attempt(request)
-        self._collect()
-
-    def _attempt(self, newest: Epoch) -> None:
-        """Once; what fails is tried again later, with whatever is the newest then."""
+        """Handle requests first, then what is due on the schedule."""
         try:
-            self._enter()
-            self._bring(newest)
-        except StoreError as error:
-            if self._stopping.is_set():
-                return  # it was given up
-            self._failed(error)
-            self._pause_s = min(max(self._pause_s * 2, _RETRY_SECONDS), _RETRY_LIMIT_SECONDS)
-            self._last_s = time.monotonic()
-
-    def _next(self) -> _First | _Tidy | _Ahead | Epoch | None:
-        """What to do now: whoever waits comes first, then the newest epoch when its time has come, or part of it."""
-        seal_s = self._last_s + (self._pause_s or self._cadence.seal_s)
-        due_s = min(seal_s, self._cadence.ahead_s(self._newest))
-        wait = None if self._newest <= self._done_up_to else max(due_s - time.monotonic(), 0)
-        try:
-            request = self._requests.get(timeout=wait)
+            request = self._requests.get(timeout=self.schedule.wait_s(time.monotonic()))
         except queue.Empty:
-            return self._newest if seal_s <= time.monotonic() else _Ahead()
-        if request is None or isinstance(request, _First | _Tidy):
-            return request
-        self._newest = max(self._newest, request)
-        return None
+            self._work(self.schedule.due(time.monotonic()))
+        else:
+            if isinstance(request, _First):
+                self._upload_first(request)
+            elif isinstance(request, _Collect):
+                self._answer(request)
+            else:
+                self.schedule.completed(request or NO_EPOCH)
+                return
+        self._collect_if_due()
+
+    def _work(self, due: Upload | EarlyUpload | None) -> None:
+        match due:
+            case Upload():
+                self._upload(due.newest)
+            case EarlyUpload():
+                self._upload_early(due)
+            case None:  # woken a moment too early
+                pass
 
     def _enter(self) -> None:
-        """Said before anything else is written there: an older process that still copies stops at it."""
+        """Announce the generation before any other write: an older process that still uploads then stops."""
         if self._entered is not None:
-            self._replica.enter(self._entered)
+            self._tier.fence.enter(self._entered)
             self._entered = None
 
-    def _bring(self, newest: Epoch) -> None:
-        """The newest one; before it those that sinks have yet to publish, because it does not hold what they staged."""
-        self._last_s = time.monotonic()
-        published = self._published().everywhere
-        kept = [epoch for epoch in self._snapshots.epochs() if self._done_up_to < epoch <= newest]
-        for epoch in [one for one in kept if one > published or one == kept[-1]]:
-            if self._stopping.is_set() or not self._hold(epoch):
-                continue  # a later one has taken its place, and its completion is in the queue
-            try:
-                self._copy(epoch)
-            finally:
-                self._let_go(epoch)
-        if not kept:
-            self._done_up_to = max(self._done_up_to, newest)
+    # ------------------------------------------------------------------ uploading
 
-    def _send_ahead(self) -> None:
-        """Of the newest epoch, what those have that are due. What fails is tried again, then perhaps of a newer one."""
-        operators = self._cadence.due(self._newest, time.monotonic())
-        if not operators:
-            return  # woken a moment too early
-        kept = [epoch for epoch in self._snapshots.epochs() if self._done_up_to < epoch <= self._newest]
-        epoch = max(kept, default=NO_EPOCH)
-        if not self._hold(epoch):
-            # A later one has taken its place, and its completion is in the queue.
-            self._cadence.sent(operators, self._newest, time.monotonic())
+    def _upload(self, newest: Epoch) -> None:
+        """One attempt; after a failure, the next attempt uploads the checkpoint that is newest then."""
+        try:
+            self._enter()
+            self._upload_up_to(newest)
+        except StoreError as error:
+            if not self._stopping.is_set():  # otherwise ``stop`` cancelled it
+                self._failed(error)
+                self.schedule.failed(time.monotonic())
+
+    def _upload_up_to(self, newest: Epoch) -> None:
+        self._begun_s = time.monotonic()
+        self.schedule.began(self._begun_s)
+        done_up_to, published = self.schedule.done_up_to, self._facts.published().everywhere
+        kept = self._local.store.epochs()
+        epochs = epochs_to_upload(kept, done_up_to=done_up_to, newest=newest, published=published)
+        for epoch in epochs:
+            if self._stopping.is_set() or not self._local.hold(epoch):
+                continue  # a later one has replaced it, and its completion is in the queue
+            try:
+                self._upload_one(epoch)
+            finally:
+                self._local.end_hold(epoch)
+        if not epochs:
+            self.schedule.skipped(newest)
+
+    def _upload_one(self, epoch: Epoch) -> None:
+        try:
+            manifest = self._local.store.load_manifest(epoch)
+            uploaded = self._tier.uploader.send(manifest, self._facts.generation())
+            crashpoint("remote-sent")
+            there = self._tier.uploader.seal(manifest, self._facts.generation(), self._facts.published())
+        except DamagedRecordError as error:
+            # It can be neither uploaded nor restored; the next one may be whole.
+            self._skip(epoch, str(error))
+            return
+        if judge_seal(manifest, there, self._facts.generation()) is Seal.SEALED:
+            self._sealed(uploaded)
+        else:
+            self._skip(epoch, "the remote tier has another checkpoint of this number")
+
+    def _upload_early(self, due: EarlyUpload) -> None:
+        """After a failure, the upload is retried, possibly with a newer checkpoint."""
+        done_up_to = self.schedule.done_up_to
+        epoch = max((one for one in self._local.store.epochs() if done_up_to < one <= due.newest), default=NO_EPOCH)
+        cadence = self.schedule.cadence
+        if not self._local.hold(epoch):
+            # A later one has replaced it, and its completion is in the queue.
+            cadence.sent(due.operators, due.newest, time.monotonic())
             return
         try:
             self._enter()
-            manifest = self._snapshots.load_manifest(epoch)
-            copied = self._replica.send_ahead(manifest, operators, self._generation())
+            manifest = self._local.store.load_manifest(epoch)
+            uploaded = self._tier.uploader.send_early(manifest, due.operators, self._facts.generation())
         except StoreError as error:
-            self._cadence.failed(time.monotonic())
+            cadence.failed(time.monotonic())
             if not self._stopping.is_set():
                 self._failed(error)
         except DamagedRecordError as error:
-            # Whoever seals it will find out too, and skip it for good.
-            self._cadence.sent(operators, self._newest, time.monotonic())
+            # The upload of the whole checkpoint will fail in the same way, and skip it permanently.
+            cadence.sent(due.operators, due.newest, time.monotonic())
             self._failed(error)
         else:
-            self._cadence.sent(operators, self._newest, time.monotonic())
+            cadence.sent(due.operators, due.newest, time.monotonic())
             self._problem = ""
-            self._count(copied)
-            self._totals["ahead_bytes"] += copied.sent_bytes
+            self._count(uploaded)
+            self._totals["ahead_bytes"] += uploaded.sent_bytes
         finally:
-            self._let_go(epoch)
+            self._local.end_hold(epoch)
 
-    def _copy(self, epoch: Epoch) -> None:
-        try:
-            manifest = self._snapshots.load_manifest(epoch)
-            copied = self._replica.send(manifest, self._generation())
-            crashpoint("remote-sent")
-            there = self._replica.seal(manifest, self._generation(), self._published())
-        except DamagedRecordError as error:
-            # It cannot be copied, and could not be restored; the next one may be better.
-            self._skip(epoch, str(error))
-        else:
-            if there == manifest:
-                self._done(copied)
-            else:
-                self._skip(epoch, "the remote tier has another checkpoint of this number")
-
-    def _skip(self, epoch: Epoch, why: str) -> None:
-        self._problem = f"epoch {epoch} was not copied: {why}"
-        self._totals["failures"] += 1
-        self._done_up_to = max(self._done_up_to, epoch)
-        log.error("checkpoint_not_copied", flow=self._flow, epoch=epoch, reason=why)
-
-    def _bring_first(self, request: _First) -> None:
-        manifest = request.manifest
+    def _upload_first(self, request: _First) -> None:
+        self._begun_s = time.monotonic()
         try:
             self._enter()
-            copied = self._replica.send(manifest, self._generation())
+            uploaded = self._tier.uploader.send(request.manifest, self._facts.generation())
         except FencedError:
             raise
         except CutlineError as error:
@@ -305,60 +312,83 @@ class Replicator:
             request.done(None, f"the remote tier does not have it: {error}")
             return
         crashpoint("remote-sent")
+        try:
+            there = self._seal_first(request.manifest)
+        except StoreError as error:
+            request.done(None, f"the remote tier does not have it: {error}")
+            return
+        if there is not None:
+            crashpoint("remote-sealed")
+            self._sealed(uploaded)
+            self.schedule.completed(request.manifest.epoch)
+            request.done(there, "")
+
+    def _seal_first(self, manifest: Manifest) -> Manifest | None:
+        """The stored manifest; None if the flow stops before the outcome is known. Raises StoreError: it is not stored.
+
+        Once it may be stored, the flow must not be told that it is not: sealing is retried until the outcome is known.
+        """
         is_unknown = False
         while not self._stopping.is_set():
             try:
-                there = self._replica.seal(manifest, self._generation(), self._published())
+                return self._tier.uploader.seal(manifest, self._facts.generation(), self._facts.published())
             except StoreError as error:
                 self._failed(error)
                 is_unknown = is_unknown or isinstance(error, OutcomeUnknown)
                 if not is_unknown:
-                    request.done(None, f"the remote tier does not have it: {error}")
-                    return
-                self._stopping.wait(_RETRY_SECONDS)  # it may be there: nobody may say that it is not
-                continue
-            crashpoint("remote-sealed")
-            self._done(copied)
-            self._newest = max(self._newest, manifest.epoch)
-            request.done(there, "")
-            return
+                    raise
+                self._stopping.wait(_SEAL_RETRY_SECONDS)
+        return None
 
-    def _done(self, copied: Copied) -> None:
-        self._copied = max(self._copied, copied.epoch)
-        self._done_up_to = max(self._done_up_to, copied.epoch)
-        self._pause_s = 0.0
-        self._last_ms = (time.monotonic() - self._last_s) * 1000
+    # ------------------------------------------------------------------ outcomes
+
+    def _sealed(self, uploaded: Uploaded) -> None:
+        self.schedule.sealed(uploaded.epoch, time.monotonic())
+        self._last_ms = (time.monotonic() - self._begun_s) * 1000
         self._problem = ""
-        self._cadence.sealed(copied.epoch, time.monotonic())
         self._totals["epochs"] += 1
-        self._count(copied)
-        log.info("checkpoint_copied", flow=self._flow, epoch=copied.epoch, files=copied.files, bytes=copied.sent_bytes)
+        self._count(uploaded)
+        log.info(
+            "checkpoint_copied",
+            flow=self._flow,
+            epoch=uploaded.epoch,
+            files=uploaded.files,
+            bytes=uploaded.sent_bytes,
+        )
 
-    def _count(self, copied: Copied) -> None:
-        for name in ("files", "size_bytes", "sent_bytes"):
-            self._totals[name] += getattr(copied, name)
+    def _skip(self, epoch: Epoch, why: str) -> None:
+        self._problem = f"epoch {epoch} was not copied: {why}"
+        self._totals["failures"] += 1
+        self.schedule.skipped(epoch)
+        log.error("checkpoint_not_copied", flow=self._flow, epoch=epoch, reason=why)
 
     def _failed(self, error: CutlineError) -> None:
         self._problem = str(error)
         self._totals["failures"] += 1
         log.warning("remote_tier_failed", flow=self._flow, reason=str(error))
 
-    def _collect(self) -> None:
-        if time.monotonic() - self._collected_s < _COLLECT_SECONDS or self._copied == NO_EPOCH:
+    def _count(self, uploaded: Uploaded) -> None:
+        for name in ("files", "size_bytes", "sent_bytes"):
+            self._totals[name] += getattr(uploaded, name)
+
+    # ------------------------------------------------------------------ collecting
+
+    def _collect_if_due(self) -> None:
+        if time.monotonic() - self._collected_s < _COLLECT_SECONDS or self.schedule.uploaded == NO_EPOCH:
             return
         self._collected_s = time.monotonic()
         try:
             self.collect()
         except FencedError:
             raise
-        except CutlineError as error:  # nothing is lost by keeping too much, be it because a record there is damaged
+        except CutlineError as error:  # keeping too much loses nothing, even if a record there is damaged
             self._failed(error)
 
-    def _tidy(self, request: _Tidy) -> None:
+    def _answer(self, request: _Collect) -> None:
         if not request.answer.set_running_or_notify_cancel():
             return
         try:
-            request.answer.set_result(self._let_go_of(request.grace_ms, is_dry_run=request.is_dry_run))
+            request.answer.set_result(self._collect(request.grace_ms, is_dry_run=request.is_dry_run))
         except FencedError as error:
             request.answer.set_exception(error)
             raise
@@ -366,19 +396,30 @@ class Replicator:
             request.answer.set_exception(error)
 
     def collect(self) -> int:
-        """Let go of what the remote tier need not keep; returns how many objects went."""
-        return len(self._let_go_of(self._grace_ms, is_dry_run=False))
+        """Remove the objects that the remote tier need not keep; returns how many."""
+        return len(self._collect(self._policy.grace_ms, is_dry_run=False))
 
-    def _let_go_of(self, grace_ms: int, *, is_dry_run: bool) -> list[ObjectInfo]:
-        there = self._replica.epochs()
-        # Before the first copy of this life nothing is known of what a later one will take the place of.
-        of_ours = [epoch for epoch in there if epoch <= self._copied][-self._retain :] if self._copied else there
-        published = self._published().everywhere
-        # What a sink has yet to publish stands in the records of these, and of no others.
-        keep = {*of_ours, *self._pins(), *(epoch for epoch in there if published <= epoch)}
+    def _collect(self, grace_ms: int, *, is_dry_run: bool) -> list[ObjectInfo]:
+        there = self._tier.checkpoints.epochs()
+        progress = self._facts.published()
+        keep = kept_while_running(
+            there,
+            uploaded=self.schedule.uploaded,
+            published=progress.everywhere,
+            pins=self._facts.pins(),
+            retain=self._policy.retain,
+        )
 
         def check() -> None:
-            self._check_fence()
-            self._replica.check_claim(self._generation())
+            self._facts.check_fence()
+            self._tier.fence.check_claim(self._facts.generation())
 
-        return self._replica.collect(keep, now_ms=now_ms(), grace_ms=grace_ms, check_fence=check, is_dry_run=is_dry_run)
+        kept = [epoch for epoch in there if epoch in keep]
+        if len(kept) < len(there) and not is_dry_run:
+            check()
+            for epoch in kept:
+                # First: a new host learns from these alone that what is about to go was published.
+                self._tier.checkpoints.store_progress(epoch, progress)
+        return self._tier.collector.collect(
+            keep, now_ms=now_ms(), grace_ms=grace_ms, check_fence=check, is_dry_run=is_dry_run
+        )

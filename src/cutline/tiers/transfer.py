@@ -1,4 +1,4 @@
-"""One file of a flow's folder, to an object store and back; the same in the driver's threads and in executors."""
+"""Transfers one file between a flow's folder and an object store; used by the driver's threads and by executors."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from cutline.base import durable
 from cutline.errors import DamagedRecordError, MissingObject
 from cutline.ports.objects import ObjectStore
 
-#: Larger files are sent in parts as they are; smaller ones fit into memory, and are packed if that pays.
+#: Larger files are uploaded in parts, uncompressed; smaller ones fit into memory, and are packed if that pays off.
 _PACKED_BYTES = 32 << 20
 _SMALL_BYTES = 4 << 10
 PACKED_SUFFIX = ".zst"
-#: Packing pays if it saves a fifth.
+#: Packing pays off if it saves a fifth.
 _PAYS = 0.8
 _BLOBS = "blobs/"
 
 
 class File(NamedTuple):
-    """A file that is to be carried."""
+    """A file to transfer."""
 
-    #: Relative to the flow's folder, with slashes; what is packed has a suffix more in the store.
+    #: Relative to the flow's folder, with slashes; a packed file has an additional suffix in the store.
     name: str
     size_bytes: int
 
 
-class Carried(NamedTuple):
-    """A file that was carried."""
+class Transferred(NamedTuple):
+    """A file that was transferred."""
 
     file: File
     #: The object's name and size in the store.
@@ -39,41 +39,41 @@ class Carried(NamedTuple):
     stored_bytes: int
 
 
-class Errand(NamedTuple):
-    """What is done with each file. Both are functions of a module: they travel to executors by their names."""
+class Direction(NamedTuple):
+    """Upload or download. Both functions are module-level: executors receive them by name."""
 
     #: Raises StoreError, DamagedRecordError, or OSError if the file cannot be read or written.
-    carry: Callable[[ObjectStore, Path, File], Carried]
-    #: Whether what somebody else says it has carried has arrived, as seen from here. Raises StoreError.
-    has_arrived: Callable[[ObjectStore, Path, Carried], bool]
+    transfer: Callable[[ObjectStore, Path, File], Transferred]
+    #: Whether a file that an executor reports as transferred has arrived, as the driver sees it. Raises StoreError.
+    has_arrived: Callable[[ObjectStore, Path, Transferred], bool]
 
 
-def _send(store: ObjectStore, root: Path, file: File) -> Carried:
-    """Checked first, as far as can be: what is rotten here, or another file, must not be taken for safe there."""
+def _upload(store: ObjectStore, root: Path, file: File) -> Transferred:
+    """Checks the file first, as far as possible: a damaged or different file must not count as uploaded."""
     path = root / file.name
     if path.stat().st_size != file.size_bytes:
-        raise DamagedRecordError("a file of the checkpoint has not the size it should have", path=file.name)
+        raise DamagedRecordError("a file of the checkpoint does not have its recorded size", path=file.name)
     if file.size_bytes > _PACKED_BYTES:
         _check_name(file.name, sha256_of(path), where="here")
         store.upload(file.name, path)
-        return Carried(file, file.name, file.size_bytes)
+        return Transferred(file, file.name, file.size_bytes)
     content = path.read_bytes()
     _check_name(file.name, hashlib.sha256(content).hexdigest(), where="here")
     packed = _packed(content)
     if packed is not None:
         store.replace(file.name + PACKED_SUFFIX, packed)
-        return Carried(file, file.name + PACKED_SUFFIX, len(packed))
+        return Transferred(file, file.name + PACKED_SUFFIX, len(packed))
     store.replace(file.name, content)
-    return Carried(file, file.name, len(content))
+    return Transferred(file, file.name, len(content))
 
 
-def _is_sent(store: ObjectStore, _: Path, carried: Carried) -> bool:
-    found = store.find(carried.stored_as)
-    return found is not None and found.size_bytes == carried.stored_bytes
+def _is_uploaded(store: ObjectStore, _: Path, transferred: Transferred) -> bool:
+    found = store.find(transferred.stored_as)
+    return found is not None and found.size_bytes == transferred.stored_bytes
 
 
-def fetch_file(store: ObjectStore, root: Path, name: str) -> Carried:
-    """Whole and synced when it returns; replaces what is there."""
+def download_file(store: ObjectStore, root: Path, name: str) -> Transferred:
+    """Replaces an existing file; the new one is whole and synced when the call returns."""
     path = root / name
     durable.make_dir(path.parent)
     stored_as = name + PACKED_SUFFIX
@@ -89,30 +89,30 @@ def fetch_file(store: ObjectStore, root: Path, name: str) -> Carried:
     else:
         durable.replace(path, unpacked(packed, name))
         stored_bytes = len(packed)
-    return Carried(File(name, path.stat().st_size), stored_as, stored_bytes)
+    return Transferred(File(name, path.stat().st_size), stored_as, stored_bytes)
 
 
-def _fetch(store: ObjectStore, root: Path, file: File) -> Carried:
-    """A blob is checked against its name, whatever is not one against its size."""
+def _download(store: ObjectStore, root: Path, file: File) -> Transferred:
+    """Checks a blob against its name, any other file against its size."""
     path = root / file.name
-    carried = fetch_file(store, root, file.name)
+    transferred = download_file(store, root, file.name)
     try:
         _check_name(file.name, sha256_of(path), where="in the remote tier")
-        if carried.file != file:
-            raise DamagedRecordError("a file in the remote tier has not the size it should have", path=file.name)
+        if transferred.file != file:
+            raise DamagedRecordError("a file in the remote tier does not have its recorded size", path=file.name)
     except DamagedRecordError:
         path.unlink()
         raise
-    return carried
+    return transferred
 
 
-def _is_fetched(_: ObjectStore, root: Path, carried: Carried) -> bool:
-    path = root / carried.file.name
-    return path.is_file() and path.stat().st_size == carried.file.size_bytes
+def _is_downloaded(_: ObjectStore, root: Path, transferred: Transferred) -> bool:
+    path = root / transferred.file.name
+    return path.is_file() and path.stat().st_size == transferred.file.size_bytes
 
 
-SEND = Errand(_send, _is_sent)
-FETCH = Errand(_fetch, _is_fetched)
+UPLOAD = Direction(_upload, _is_uploaded)
+DOWNLOAD = Direction(_download, _is_downloaded)
 
 
 def sha256_of(path: Path) -> str:
@@ -121,7 +121,7 @@ def sha256_of(path: Path) -> str:
 
 
 def unpacked(packed: bytes, name: str) -> bytes:
-    """What ``_packed`` was given."""
+    """The content that ``_packed`` was given."""
     try:
         size = int.from_bytes(packed[:8], "little")
         content: bytes = pa.decompress(packed[8:], decompressed_size=size, codec="zstd", asbytes=True)
@@ -131,7 +131,7 @@ def unpacked(packed: bytes, name: str) -> bytes:
 
 
 def _packed(content: bytes) -> bytes | None:
-    """None when packing does not pay."""
+    """None if packing does not pay off."""
     if len(content) < _SMALL_BYTES:
         return None
     packed = pa.compress(content, codec="zstd", asbytes=True)
@@ -140,6 +140,6 @@ def _packed(content: bytes) -> bytes | None:
 
 
 def _check_name(name: str, digest: str, *, where: str) -> None:
-    """Only blobs say in their names what they hold."""
+    """Only the names of blobs contain their hash."""
     if name.startswith(_BLOBS) and digest != name.rpartition("/")[2]:
         raise DamagedRecordError(f"a blob {where} does not match its hash", path=name)

@@ -1,1 +1,1 @@
-"""Messages between coordinator and operators, and what a shell asks of a running flow."""
+"""Messages between coordinator, workers and shells: mailboxes, wires, request files."""

@@ -1,7 +1,7 @@
-"""How a person at a shell asks a running flow for something: a file with the request, a file with the answer.
+"""How a shell sends a request to a running flow: one file holds the request, another the answer.
 
-Both appear with their whole content. Who asks and nobody answers takes the request back, so that it is not done later,
-when nobody expects it any more.
+Both files appear with their whole content. The shell withdraws an unanswered request, so that the flow does not perform
+it later, when the answer is no longer expected.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _STALE_SECONDS = 900.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants of the flow."""
+    """One request to the flow."""
 
     kind: str
     arguments: dict[str, Any]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it."""
+    """The outcome of a request."""
 
     result: dict[str, Any]
     problem: str = ""
 
 
 def ask(folder: Path, kind: str, arguments: dict[str, Any], *, seconds: float, wait: Callable[[], None]) -> Any:
-    """Ask and wait for the answer; ``wait`` is called now and then. Raises RequestFailedError."""
+    """Send a request and wait for the answer; ``wait`` is called between polls. Raises RequestFailedError."""
     durable.make_dir(folder)
     number = f"{time.time_ns():020d}-{secrets.token_hex(3)}"
     path, answer_path = folder / f"{number}.json", folder / f"{number}{_ANSWER}"
@@ -52,13 +52,14 @@ def ask(folder: Path, kind: str, arguments: dict[str, Any], *, seconds: float, w
         while not answer_path.exists():
             if time.monotonic() > deadline:
                 raise RequestFailedError(
-                    f"the flow has not answered within {seconds:.0f} s", next_step="it may be at it: see its status"
+                    f"the flow has not answered within {seconds:.0f} s",
+                    next_step="it may still be working on it: see its status",
                 )
             wait()
             time.sleep(_LOOK_SECONDS)
         answer = decoder_of(Answer).decode(answer_path.read_bytes())
     finally:
-        path.unlink(missing_ok=True)  # also when whoever asks gives up: nobody expects it later
+        path.unlink(missing_ok=True)  # also after a timeout: the answer is no longer expected
         answer_path.unlink(missing_ok=True)
     if answer.problem:
         raise RequestFailedError(answer.problem)
@@ -66,25 +67,25 @@ def ask(folder: Path, kind: str, arguments: dict[str, Any], *, seconds: float, w
 
 
 class Mailbox:
-    """The flow's side: takes requests one at a time, in the order in which they came."""
+    """The flow's side: performs requests one at a time, in order of arrival."""
 
     def __init__(self, folder: Path, handlers: dict[str, Callable[..., dict[str, Any]]]) -> None:
         self._folder = folder
         self._handlers = handlers
         durable.make_dir(folder)
-        for leftover in folder.iterdir():  # nobody waits so long; what is younger was asked while the flow started
+        for leftover in folder.iterdir():  # no caller waits this long; younger ones came while the flow started
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - leftover.stat().st_mtime > _STALE_SECONDS:
                     leftover.unlink()
 
     def take(self) -> None:
-        """Do what is asked for now, if anything is."""
+        """Perform the waiting requests, if there are any."""
         names = (path for path in self._folder.glob("*.json") if not path.name.endswith(_ANSWER))
         for path in sorted(path for path in names if not durable.is_temporary(path.name)):
             try:
                 request = decoder_of(Request).decode(path.read_bytes())
             except FileNotFoundError:
-                continue  # taken back
+                continue  # withdrawn
             except msgspec.MsgspecError as error:
                 self._answer(path, Answer(result={}, problem=f"not a request: {error}"))
                 continue
@@ -94,7 +95,7 @@ class Mailbox:
     def _handle(self, request: Request) -> Answer:
         handler = self._handlers.get(request.kind)
         if handler is None:
-            return Answer(result={}, problem=f"this flow does not know what {request.kind!r} is")
+            return Answer(result={}, problem=f"this flow does not know requests of kind {request.kind!r}")
         try:
             return Answer(result=handler(**request.arguments))
         except (CutlineError, TypeError) as error:

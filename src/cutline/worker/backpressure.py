@@ -1,14 +1,15 @@
-"""Back-pressure: a producer may run a batch only while its channel has room and nobody has paused it."""
+"""Back-pressure: a producer may run a batch only while its channel has room and it is not paused."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from cutline.channels.log import ChannelLog
 from cutline.model.entries import DataEntry, Entry
 from cutline.model.ids import OperatorId, Position
 from cutline.protocol.cut.credits import CreditAccount
+from cutline.protocol.messages.wire import Consumed
 
 
 class StopAtBoundary(Exception):  # noqa: N818 (a request, not an error)
@@ -25,7 +26,7 @@ class Credits:
         self._waiting = False
         self._in_batch = False
         self._changed = threading.Condition()
-        self._listener = self._appended  # one object, so that it can be forgotten
+        self._listener = self._appended  # one object, so that it can be removed
         for entry in log.on_append(self._listener):
             self._appended(entry)
 
@@ -35,7 +36,7 @@ class Credits:
                 self._account.appended(entry.seq, entry.rows, entry.size_bytes)
 
     def begin_batch(self) -> None:
-        """Return when a batch may run, which then counts as running; raise StopAtBoundary when it never will."""
+        """Wait until a batch may run, and count it as running. Raises StopAtBoundary when no further batch may run."""
         with self._changed:
             self._waiting = True
             try:
@@ -58,18 +59,14 @@ class Credits:
         with self._changed:
             return self._account.has_room()
 
-    def consumed(self, consumer: OperatorId, position: Position) -> None:
-        """A consumer has read everything below ``position``."""
+    def reported(self, report: Consumed) -> None:
+        """A consumer has read everything below a position, or was restored to it."""
         with self._changed:
-            self._account.consumed(consumer, position)
+            self._account.reported(report, self._entries)
             self._changed.notify_all()
 
-    def consumers_went_back(self, positions: Mapping[OperatorId, Position]) -> None:
-        """These consumers, and no others, read again what they had read, from ``positions`` on."""
-        with self._changed:
-            entries = ((entry.seq, entry.rows, entry.size_bytes) for entry in self._log.data_entries())
-            self._account.went_back(positions, entries)
-            self._changed.notify_all()
+    def _entries(self) -> Iterable[tuple[Position, int, int]]:
+        return ((entry.seq, entry.rows, entry.size_bytes) for entry in self._log.data_entries())
 
     def is_drained(self) -> bool:
         """Whether every consumer has read every row."""
@@ -91,7 +88,7 @@ class Credits:
             self._changed.notify_all()
 
     def set_exempt(self, exempt: bool) -> None:
-        """While the producer aligns, what lies before the barriers gets through whatever room there is."""
+        """While the producer aligns, it may write what lies before the barriers even without room in the channel."""
         with self._changed:
             self._account.is_exempt = exempt
             self._changed.notify_all()
@@ -100,4 +97,4 @@ class Credits:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._log.forget(self._listener)
+        self._log.remove_listener(self._listener)

@@ -1,4 +1,4 @@
-"""Takes one operator's snapshots and publishes its sinks, on threads of its own."""
+"""Takes one operator's snapshots, in the order of their epochs, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -6,39 +6,30 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import assert_never
 
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
-from cutline.channels.log import ChannelLog
-from cutline.errors import CutlineError, FencedError, InvariantViolation
-from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
-from cutline.ports import OperatorRecord, Sink, SinkRecord, SnapshotStore, StagedBatch, StoredRecord, SubtaskRecord
-from cutline.protocol.messages.coordinator import (
-    CutPoint,
-    EpochClosed,
-    OperatorAck,
-    OperatorAcked,
-    ResendAck,
-    SinkCommitFailed,
-    SinkCommitted,
-    SnapshotFailed,
-    SubtaskAck,
-    TakeSnapshot,
-    Timings,
-)
-from cutline.protocol.publish.commit import CommitPermit, StagedOutput
-from cutline.transport.mailbox import ToCoordinator
-from cutline.worker.immediate_publishing import AtOnce
+from cutline.errors import CutlineError, InvariantViolation
+from cutline.model.checkpoint import OperatorRecord, SinkRecord, SubtaskRecord
+from cutline.model.cut import CutPoint, InFlight, OperatorAck, SubtaskAck, Timings
+from cutline.model.entries import BarrierEntry
+from cutline.model.ids import Epoch, OperatorId, SinkId, Subtask
+from cutline.ports.checkpoint_store import StoredRecord
+from cutline.ports.sinks import Sink
+from cutline.protocol.messages.agent import ResendAck, TakeSnapshot
+from cutline.protocol.messages.wire import EpochClosed, OperatorAcked, SnapshotFailed, ToCoordinator
+from cutline.protocol.publish.commit import StagedOutput
+from cutline.worker.input_barriers import InputBarriers
+from cutline.worker.operator_spec import OperatorPorts, OperatorSpec, OperatorStart
 
 log = get_logger(__name__)
 
-#: How often to look whether Spark has committed the batch of a cut. Spark tells nobody in this process.
+#: How often to check whether Spark has committed the batch of a cut. Spark does not notify this process.
 _COMMIT_POLL_SECONDS = 0.002
-#: An agent hears of the end of an epoch a moment after this side does; far fewer end in between.
+#: An agent learns of the end of an epoch shortly after the snapshotter does; far fewer epochs end in between.
 _ENDED_EPOCHS_REMEMBERED = 256
 
 
@@ -48,75 +39,51 @@ class _Request:
     asked_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Happened:
-    """A batch stands in the log that a sink is to publish at once."""
-
-    sink: AtOnce
-    batch: StagedBatch
-
-
 class Snapshotter:
-    """Snapshots in the order of their epochs; sink commits beside them, in the order they are asked for."""
+    """Waits until Spark has committed the batch of a cut, holds and stores its files and the record, acknowledges."""
 
     def __init__(
         self,
+        spec: OperatorSpec,
+        start: OperatorStart,
+        ports: OperatorPorts,
         *,
-        flow: FlowName,
-        operator: OperatorId,
-        generation: Generation,
-        subtasks: int,
-        channel: ChannelLog,
-        sinks: Mapping[SinkId, Sink],
-        spark_checkpoint_dir: Path,
-        snapshots: SnapshotStore,
         tell: Callable[[ToCoordinator], None],
-        on_fatal: Callable[[BaseException], None],
-        completed_batch: BatchId,
     ) -> None:
-        """``completed_batch``: cut batch of the newest complete epoch. What was staged up to it is bound already."""
-        self._flow = flow
-        self._operator = operator
-        self._generation = generation
-        self._subtasks = subtasks
-        self._channel = channel
-        self._sinks = sinks
-        self._spark_checkpoint_dir = spark_checkpoint_dir
-        self._snapshots = snapshots
+        self._flow = spec.flow
+        self._operator = spec.operator
+        self._generation = start.generation
+        self._subtasks = spec.plan.subtasks
+        self._channel = start.channel
+        self._sinks = spec.sinks
+        self._spark_checkpoint_dir = ports.spark_checkpoint_dir
+        self._query_dirs = ports.query_dirs
+        self._checkpoints = ports.checkpoints
         self._tell = tell
-        self._on_fatal = on_fatal
-        self._staged = StagedOutput(completed_batch)
-        #: What was said about each epoch that is not over, to be said again.
+        self._staged = StagedOutput(start.completed_batch)
+        self.input_barriers = InputBarriers(ports.inputs)
+        #: The answer sent for each open epoch, to be sent again on request.
         self._answers: dict[Epoch, OperatorAcked | SnapshotFailed] = {}
-        #: The last epochs that ended, complete or not.
+        #: The last closed epochs, complete or aborted.
         self._over: deque[Epoch] = deque(maxlen=_ENDED_EPOCHS_REMEMBERED)
         self._stopping = threading.Event()
         self._requests: queue.SimpleQueue[_Request | ResendAck | EpochClosed | None] = queue.SimpleQueue()
-        self._permits: queue.SimpleQueue[CommitPermit | _Happened | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run_snapshots, name=f"cutline-snapshot-{operator}", daemon=True),
-            threading.Thread(target=self._run_commits, name=f"cutline-publish-{operator}", daemon=True),
-        ]
+        self._thread = threading.Thread(target=self._run, name=f"cutline-snapshot-{spec.operator}", daemon=True)
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
         self._requests.put(None)
-        self._permits.put(None)
-        for thread in self._threads:
-            thread.join(timeout=30)
+        self._thread.join(timeout=30)
 
     def has_ended(self) -> bool:
-        return not any(thread.is_alive() for thread in self._threads)
-
-    # ------------------------------------------------------------------ snapshots
+        return not self._thread.is_alive()
 
     def request(self, action: TakeSnapshot) -> None:
         if action.epoch in self._over:
-            return  # the agent had not heard of it yet; nobody would let go of what is stored now
+            return  # the agent did not know that the epoch is closed; a snapshot stored now would never be collected
         self._staged.cut(action.epoch, action.batch)
         self._requests.put(_Request(action, time.perf_counter()))
 
@@ -124,25 +91,26 @@ class Snapshotter:
         self._requests.put(action)
 
     def epoch_closed(self, event: EpochClosed) -> None:
-        """Bind no more to a complete epoch what it has published; stop working for an aborted one."""
+        """Bind a complete epoch's output to no later epoch; stop the work for an aborted one."""
         self._over.append(event.epoch)
         self._staged.closed(event.epoch, completed=event.completed)
+        self.input_barriers.closed(event.epoch)
         self._requests.put(event)
 
-    def _run_snapshots(self) -> None:
+    def _run(self) -> None:
         while (request := self._requests.get()) is not None:
             match request:
                 case _Request():
                     self._answer(request)
                 case ResendAck():
-                    # Everything before it in the queue is done: without an answer the epoch is over, or never was here.
+                    # Earlier requests are done: without an answer the epoch is closed, or never reached this operator.
                     if request.epoch in self._answers:
                         self._tell(self._answers[request.epoch])
                 case EpochClosed():
                     self._answers.pop(request.epoch, None)
                     if not request.completed:
-                        # The coordinator has discarded the epoch too, perhaps while our record was being stored.
-                        self._snapshots.discard(request.epoch)
+                        # The coordinator has discarded the epoch too, perhaps while this record was being stored.
+                        self._checkpoints.discard(request.epoch)
                 case _:
                     assert_never(request)
 
@@ -168,29 +136,32 @@ class Snapshotter:
         self._tell(self._failure(epoch, reason))
 
     def _take(self, request: _Request) -> StoredRecord | None:
-        """The stored snapshot; None when nobody wants it any more."""
+        """Take and store the snapshot; None when it is no longer needed."""
         action = request.action
-        stored = self._snapshots.find_record(action.epoch, self._operator, self._generation)
+        stored = self._checkpoints.find_record(action.epoch, self._operator, self._generation)
         if stored is not None:
-            return stored  # an earlier life had stored it and was not heard
+            return stored  # an earlier process had stored it, but its acknowledgement was lost
         if not self._wait_committed(action):
             return None
         committed = time.perf_counter()
-        files = self._snapshots.files_of(self._spark_checkpoint_dir, action.batch)
-        pin = self._snapshots.pin(self._operator, action.epoch, self._spark_checkpoint_dir, files)
+        files = self._query_dirs.files_of(self._spark_checkpoint_dir, action.batch)
+        held = self._checkpoints.hold(self._operator, action.epoch, self._spark_checkpoint_dir, files)
         pinned = time.perf_counter()
         crashpoint("after-pin", self._operator)
         barrier = self._barrier_of(action.epoch)
         self._channel.sync_barriers()
-        subtasks, shared = self._snapshots.store_files(pin)
+        subtasks, shared = self._checkpoints.store_files(held)
         sinks = {name: self._sink_record(name, sink, action) for name, sink in self._sinks.items()}
+        in_flight = self._in_flight(action, barrier)
+        if in_flight is None:
+            return None
         record = OperatorRecord(
             flow=self._flow,
             operator=self._operator,
             epoch=action.epoch,
             generation=self._generation,
             batch=action.batch,
-            barrier=barrier,
+            barrier=barrier.seq,
             positions=dict(action.positions),
             aligned=action.aligned,
             watermark_ms=files.watermark_ms,
@@ -203,26 +174,37 @@ class Snapshotter:
                 sync_ms=_ms(pinned - committed),
                 async_ms=_ms(time.perf_counter() - pinned + committed - request.asked_s),
             ),
+            in_flight=in_flight,
         )
-        stored = self._snapshots.store_record(record)
+        stored = self._checkpoints.store_record(record)
         crashpoint("after-record", self._operator)
         return stored
 
     def _wait_committed(self, action: TakeSnapshot) -> bool:
-        """Wait until Spark has committed the batch; False when nobody wants the snapshot any more."""
-        while not self._snapshots.is_committed(self._spark_checkpoint_dir, action.batch):
+        """Wait until Spark has committed the batch; False when the snapshot is no longer needed."""
+        while not self._query_dirs.is_committed(self._spark_checkpoint_dir, action.batch):
             if action.epoch in self._over or self._stopping.wait(_COMMIT_POLL_SECONDS):
                 return False
         return action.epoch not in self._over
 
-    def _barrier_of(self, epoch: Epoch) -> Position:
+    def _in_flight(self, action: TakeSnapshot, barrier: BarrierEntry) -> dict[OperatorId, InFlight] | None:
+        """What the cut leaves unread before the inputs' barriers; None when the snapshot is no longer needed."""
+        if barrier.alone is not None:
+            return {}  # no cut across the flow: the inputs have no barriers of this epoch
+        return self.input_barriers.wait_in_flight(
+            action.epoch,
+            action.positions,
+            lambda: action.epoch not in self._over and not self._stopping.is_set(),
+        )
+
+    def _barrier_of(self, epoch: Epoch) -> BarrierEntry:
         barrier = self._channel.find_barrier(epoch)
         if barrier is None:
             raise InvariantViolation("a cut without a barrier in the log", operator=self._operator, epoch=epoch)
-        return barrier.seq
+        return barrier
 
     def _with_empty_subtasks(self, subtasks: list[SubtaskRecord]) -> list[SubtaskRecord]:
-        """Before the first batch there are no state files; every subtask acknowledges all the same."""
+        """Before the first batch there are no state files, but every subtask acknowledges."""
         there = {record.subtask for record in subtasks}
         missing = [
             SubtaskRecord(subtask=Subtask(number), files=[], size_bytes=0, new_bytes=0)
@@ -239,68 +221,13 @@ class Snapshotter:
         ]
         return SinkRecord(staged=staged, token=sink.prepare(action.epoch, staged))
 
-    # ------------------------------------------------------------------ publishing
-
-    def publish(self, permit: CommitPermit) -> None:
-        self._permits.put(permit)
-
-    def publish_at_once(self, staged: Mapping[SinkId, StagedBatch]) -> None:
-        """A batch has happened: some sinks do not wait for a checkpoint. To be called in the order of the log."""
-        for name, batch in staged.items():
-            if isinstance(sink := self._sinks.get(name), AtOnce):
-                self._permits.put(_Happened(sink, batch))
-
-    def _publish_early(self, happened: _Happened) -> bool:
-        """False: trying again would never end."""
-        try:
-            happened.sink.publish(happened.batch)
-        except FencedError as error:
-            self._on_fatal(error)
-            return False
-        except Exception:  # a sink may raise anything; the batch comes with the next one, or with its checkpoint
-            log.warning("not_published_at_once", operator=self._operator, batch=happened.batch.batch, exc_info=True)
-        return True
-
-    def _run_commits(self) -> None:
-        while (permit := self._permits.get()) is not None:
-            if isinstance(permit, _Happened):
-                if not self._publish_early(permit):
-                    return
-                continue
-            try:
-                has_rows = self._commit(permit)
-            except FencedError as error:  # another history has passed this one: trying again would never end
-                self._on_fatal(error)
-                return
-            except Exception as error:  # a sink may raise anything; the coordinator tries again
-                log.warning("sink_commit_failed", sink=permit.sink, epoch=permit.epoch, exc_info=True)
-                reason = f"{type(error).__name__}: {error}"
-                self._tell(
-                    SinkCommitFailed(operator=self._operator, sink=permit.sink, epoch=permit.epoch, reason=reason)
-                )
-            else:
-                self._tell(
-                    SinkCommitted(operator=self._operator, sink=permit.sink, epoch=permit.epoch, has_rows=has_rows)
-                )
-
-    def _commit(self, permit: CommitPermit) -> bool:
-        """Whether there were rows to publish, of which the sink says from now on that it has them."""
-        record = self._snapshots.load_record(self._snapshots.load_manifest(permit.epoch), self._operator)
-        prepared = record.sinks.get(permit.sink)
-        if prepared is None:
-            return False  # the sink was added to the flow after this epoch
-        staged = [batch for batch in prepared.staged if permit.covers(batch.batch)]
-        sink = self._sinks[permit.sink]
-        sink.commit(permit, staged, prepared.token)
-        return any(batch.rows for batch in staged) and not isinstance(sink, AtOnce)
-
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
 def acknowledgement(stored: StoredRecord) -> OperatorAck:
-    """Made from the record and nothing else: said again, it says the same."""
+    """Made from the record alone, so a repeated acknowledgement is identical."""
     record = stored.record
     return OperatorAck(
         operator=record.operator,
@@ -320,4 +247,5 @@ def acknowledgement(stored: StoredRecord) -> OperatorAck:
         record_sha256=stored.sha256,
         watermark_ms=record.watermark_ms,
         timings=record.timings,
+        in_flight=record.in_flight,
     )

@@ -13,8 +13,8 @@ import pytest
 
 import cutline
 from cutline.base.crashpoints import (
-    CARRY_POINTS,
     ENVIRONMENT_VARIABLE,
+    EVOLUTION_POINTS,
     PID_VARIABLE,
     POINTS,
     REACHED,
@@ -28,20 +28,21 @@ SOURCES = Path(cutline.__file__).parent
 
 
 def points_in_code() -> set[str]:
-    pattern = re.compile(r"""\bcrashpoint\(\s*["']([^"']+)["']""")
+    # Sinks reach theirs through OpenedSink.
+    pattern = re.compile(r"""\b(?:crashpoint|reach|pass_point)\(\s*["']([^"']+)["']""")
     return {name for path in SOURCES.rglob("*.py") for name in pattern.findall(path.read_text())}
 
 
 def test_every_point_of_the_list_is_in_the_code() -> None:
-    assert {*POINTS, *REMOTE_POINTS, *CARRY_POINTS} - points_in_code() == set()
+    assert {*POINTS, *REMOTE_POINTS, *EVOLUTION_POINTS} - points_in_code() == set()
 
 
 def test_every_point_in_the_code_is_on_the_list() -> None:
-    assert points_in_code() - {*POINTS, *REMOTE_POINTS, *CARRY_POINTS} == set()
+    assert points_in_code() - {*POINTS, *REMOTE_POINTS, *EVOLUTION_POINTS} == set()
 
 
 def test_no_point_is_on_the_list_twice() -> None:
-    assert len({*POINTS, *REMOTE_POINTS, *CARRY_POINTS}) == len(POINTS) + len(REMOTE_POINTS) + len(CARRY_POINTS)
+    assert len({*POINTS, *REMOTE_POINTS, *EVOLUTION_POINTS}) == len(POINTS) + len(REMOTE_POINTS) + len(EVOLUTION_POINTS)
 
 
 def test_without_the_variable_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from cutline.base import records
+from cutline.channels import entry_files as codec
 from cutline.errors import DamagedRecordError
-from cutline.model import entries as codec
-from cutline.model.entries import BarrierEntry, DataEntry, Entry
+from cutline.model.cut import BarrierTerms
+from cutline.model.entries import BarrierEntry, DataEntry, Entry, Segment
 from cutline.model.ids import BatchId, Epoch, Generation, OperatorId, Position, SinkId
-from cutline.ports import Segment, StagedBatch
-from cutline.protocol.messages.coordinator import BarrierTerms
+from cutline.model.staging import StagedBatch
 
 DATA = DataEntry(
     seq=Position(7),

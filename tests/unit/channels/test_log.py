@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from cutline.channels.entry_files import entry_path
 from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError, DamagedRecordError, FencedError, InvariantViolation
-from cutline.model.entries import BarrierEntry, DataEntry, Entry, entry_path
+from cutline.model.entries import BarrierEntry, DataEntry, Entry
 from cutline.model.ids import NO_BATCH, BatchId, Epoch, Generation, Position
 from tests.support.channels import append_barrier, append_batch, open_log, segment_names
 from tests.support.killing import is_killed_at
@@ -372,7 +373,7 @@ def test_forgotten_listeners_hear_nothing(tmp_path: Path) -> None:
     heard: list[Entry] = []
     listener = heard.append
     log.on_append(listener)
-    log.forget(listener)
+    log.remove_listener(listener)
     append_batch(log)
     assert heard == []
 
@@ -440,7 +441,7 @@ def test_a_truncation_killed_half_way_leaves_a_log_without_holes(tmp_path: Path,
     again = open_log(tmp_path)
     assert (again.start, again.end, again.last_batch) == (after, 5, 4)
     assert len(segment_names(again)) == 5
-    again.sweep()
+    again.collect()
     assert len(segment_names(again)) == 5 - after
     again.truncate(Position(4))
     assert (open_log(tmp_path).start, segment_names(again)) == (4, {"g1-b4.arrow"})
@@ -454,7 +455,7 @@ def test_a_sweep_of_a_sound_log_deletes_nothing(tmp_path: Path) -> None:
     append_batch(log)
     append_barrier(log, 1)
     append_batch(log)
-    assert log.sweep() == 0
+    assert log.collect() == 0
     assert open_log(tmp_path).entries() == log.entries()
     assert segment_names(log) == {"g1-b0.arrow", "g1-b1.arrow"}
 
@@ -468,7 +469,7 @@ def test_a_sweep_deletes_exactly_what_no_visible_entry_names(tmp_path: Path) -> 
     append_batch(forked)
     (tmp_path / "data" / "orphan-of-a-failed-task.arrow").write_bytes(b"rows")
     path_of(forked, 3, 2).with_name(".tmp-x").write_bytes(b"{")
-    assert forked.sweep() == 4
+    assert forked.collect() == 4
     assert stored(forked) == ["g000001/0", "g000001/1", "g000002/2"]
     assert segment_names(forked) == {"g1-b0.arrow", "g2-b1.arrow"}
     assert open_log(tmp_path, (2, 2)).entries() == forked.entries()
@@ -540,12 +541,12 @@ def test_a_log_holds_what_was_written_after_any_history(
                 model = model[:at]
                 log = ChannelLog.open(log.operator, folder, lineage)
             case "sweep":
-                log.sweep()
+                log.collect()
             case _:
                 pass
         assert log.entries() == model
         assert needed_of(model) <= segment_names(log)
-    log.sweep()
+    log.collect()
     assert needed_of(model) == segment_names(log)
     assert ChannelLog.open(log.operator, folder, log.lineage).entries() == model
 
@@ -572,5 +573,5 @@ def test_sweeping_a_log_that_was_opened_in_part_leaves_what_was_not_read(tmp_pat
         append_batch(log)
     files = sorted(path for path in log.folder.rglob("*") if path.is_file())
     part = ChannelLog.open(log.operator, log.folder, log.lineage, Position(2))
-    assert part.sweep() == 0
+    assert part.collect() == 0
     assert sorted(path for path in log.folder.rglob("*") if path.is_file()) == files

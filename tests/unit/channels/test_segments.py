@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from cutline.channels.segments import SegmentWriter, crc32_of, read_segment
-from cutline.ports import Segment, SegmentPlace
+from cutline.model.entries import Segment
+from cutline.ports.engine import SegmentPlace
 
 RICH = pa.schema(
     [

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from cutline.cli.live import flow_view
 from cutline.errors import CheckpointFailedError
+from cutline.model.status import SourceStatus
 from tests.support.sparkless import SparklessFlow
 
 
@@ -44,7 +46,9 @@ def test_the_view_names_sources_that_are_not_guarded(tmp_path: Path) -> None:
         status = flow.run.status()
     finally:
         flow.stop()
-    status["operators"]["numbers"]["sources"] = [{"source": "rate", "guarded": False, "note": "nobody can ask it"}]
+    unguarded = SourceStatus(source="rate", guarded=False, note="it cannot be asked")
+    numbers = msgspec.structs.replace(status.operators["numbers"], sources=[unguarded])
+    status = msgspec.structs.replace(status, operators={**status.operators, "numbers": numbers})
     console = Console(width=200)
     with console.capture() as captured:
         console.print(flow_view(status))

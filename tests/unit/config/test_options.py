@@ -13,50 +13,10 @@ from cutline.config.options import (
     OperatorOptions,
     Options,
     build_options,
-    environment_layer,
-    file_layer,
+    declarations,
     operator_options,
-    parse_bytes,
-    parse_duration_ms,
 )
 from cutline.errors import ConfigError
-
-# ------------------------------------------------------------------------------------------------- values
-
-
-@pytest.mark.parametrize(
-    ("text", "ms"),
-    [("500ms", 500), ("10s", 10_000), (" 2 m ", 120_000), ("2min", 120_000), ("1.5h", 5_400_000), ("1d", 86_400_000)],
-)
-def test_durations_have_a_unit(text: str, ms: int) -> None:
-    assert parse_duration_ms(text) == ms
-
-
-@pytest.mark.parametrize(("seconds", "ms"), [(0, 0), (3, 3_000), (0.25, 250)])
-def test_a_plain_number_is_seconds(seconds: float, ms: int) -> None:
-    assert parse_duration_ms(seconds) == ms
-
-
-@pytest.mark.parametrize(
-    "wrong", ["", "10", "ten seconds", "-5s", "10 s s", "5x", -1, -0.5, float("nan"), float("inf"), ["10s"], True]
-)
-def test_a_duration_that_makes_no_sense_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="alignment_timeout"):
-        parse_duration_ms(wrong, option="alignment_timeout")
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("64MB", 64 << 20), ("512kb", 512 << 10), ("1 GB", 1 << 30), ("7", 7), ("9b", 9), (4096, 4096)]
-)
-def test_sizes_may_have_a_unit(text: str | int, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize("wrong", ["", "MB", "-1", "1.5MB", "5 TB", 1.5, -3])
-def test_a_size_that_makes_no_sense_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="max_batch_bytes"):
-        parse_bytes(wrong, option="max_batch_bytes")
-
 
 # ------------------------------------------------------------------------------------------------- layers
 
@@ -193,56 +153,24 @@ def test_settings_of_one_operator_are_merged_one_by_one() -> None:
     }
 
 
-def test_operators_have_tables_of_their_own_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "cutline.toml"
-    path.write_text('mode = "aligned"\n[operators.totals]\nmode = "auto"\nalignment_timeout = "2s"\n')
-    options = build_options(file_layer(path))
-    assert options.operators == {"totals": OperatorOptions(mode="auto", alignment_timeout_ms=2_000)}
+# ------------------------------------------------------------------------------------------------- declarations
 
 
-# ------------------------------------------------------------------------------------------------- environment, file
+def test_an_operator_has_the_options_that_are_declared_per_operator() -> None:
+    declared = {one.field: one for one in declarations().values() if one.is_per_operator}
+    assert set(declared) == {field.name for field in msgspec.structs.fields(OperatorOptions)}
+    assert all(getattr(OperatorOptions(), name) is None for name in declared)
 
 
-def test_the_environment_sets_options_by_their_names() -> None:
-    environment = {
-        "CUTLINE_CHECKPOINT_INTERVAL": "2s",
-        "CUTLINE_STORAGE": "/data",
-        "PATH": "/bin",
-        "CUTLINE_CRASH_AT": "",
-    }
-    assert environment_layer(environment) == {"checkpoint_interval": "2s", "storage": "/data"}
+@pytest.mark.parametrize("name", OPTION_NAMES)
+def test_every_option_says_what_it_means_in_whole_sentences(name: str) -> None:
+    doc = declarations()[name].doc
+    assert doc[0].isupper() and doc.endswith(".")
 
 
-def test_options_are_read_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "cutline.toml"
-    path.write_text('checkpoint_interval = "2s"\nretain_checkpoints = 7\nmode = "aligned"\n')
-    options = build_options(file_layer(path))
-    assert (options.checkpoint_interval_ms, options.retain_checkpoints, options.mode) == (2_000, 7, "aligned")
-
-
-def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "cutline.toml"
-    path.write_text("checkpoint_interval = 2s")
-    with pytest.raises(ConfigError, match=r"cutline\.toml is not valid TOML"):
-        file_layer(path)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mine\.toml"):
-        file_layer(tmp_path / "mine.toml")
-
-
-def test_a_table_in_the_file_is_no_option(tmp_path: Path) -> None:
-    path = tmp_path / "cutline.toml"
-    path.write_text("[payments]\nmode = 'auto'\n")
-    with pytest.raises(ConfigError, match="unknown option 'payments'"):
-        build_options(file_layer(path))
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "[1]", "{a = 1}", "true", "1979-05-27", "-3"])
-def test_whatever_toml_can_say_is_either_an_option_or_an_error_of_ours(tmp_path: Path, value: str) -> None:
-    path = tmp_path / "cutline.toml"
-    for name in OPTION_NAMES:
-        path.write_text(f"{name} = {value}")
-        with pytest.raises(ConfigError, match=name):
-            build_options(file_layer(path))
+@pytest.mark.parametrize("name", OPTION_NAMES)
+def test_a_default_that_is_shown_can_be_written(name: str) -> None:
+    option = declarations()[name]
+    shown = option.shown_default()
+    if shown and shown != "0":
+        assert option.kind.parse(name, shown) == option.default

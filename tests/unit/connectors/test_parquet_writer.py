@@ -20,7 +20,8 @@ from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.rows import check_partition_columns, storable_schema
 from cutline.errors import SinkError
 from cutline.model.ids import BatchId, FlowName, Generation, OperatorId
-from cutline.ports import Piece, StageAttempt
+from cutline.model.staging import Piece
+from cutline.ports.sinks import StageAttempt
 
 
 def stager(root: Path, schema: pa.Schema, **more: Any) -> ParquetStager:

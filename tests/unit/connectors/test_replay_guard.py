@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cutline.connectors import replay_guard as source_check
-from cutline.connectors.replay_guard import SourceKind, check_sources
+from cutline.connectors.replay_guard import SOURCE_KINDS, ReplayGuard
 from cutline.ports.inspection import FileProblem, SourceReport
+from cutline.ports.source_guard import SourceKind
+from cutline.spark_dir.source_check import check_sources
+
+GUARD = ReplayGuard()
 
 
 def write_log(live: Path, name: str, *files: tuple[str, int]) -> None:
@@ -20,7 +23,7 @@ def write_log(live: Path, name: str, *files: tuple[str, int]) -> None:
 
 
 def gone(live: Path, position: bytes | None) -> list[str]:
-    return [Path(problem.path).name for problem in check_sources({"0": position}, live).problems]
+    return [Path(problem.path).name for problem in check_sources(GUARD, {"0": position}, live).problems]
 
 
 def test_a_compacted_log_repeats_old_files_which_are_not_needed(tmp_path: Path) -> None:
@@ -40,22 +43,22 @@ def test_names_are_written_as_addresses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("position", [b'{"topic":{"0":17}}', b"17", b'{"channel":"a","position":3}', None])
 def test_a_source_of_an_unknown_kind_is_not_guarded(tmp_path: Path, position: bytes | None) -> None:
-    report = check_sources({"0": position}, tmp_path)
+    report = check_sources(GUARD, {"0": position}, tmp_path)
     assert report.problems == [] and "not guarded" in report.notes[0]
 
 
 def test_files_elsewhere_and_lost_logs_are_not_guarded(tmp_path: Path) -> None:
-    assert "not guarded" in check_sources({"0": b'{"logOffset":0}'}, tmp_path).notes[0]
+    assert "not guarded" in check_sources(GUARD, {"0": b'{"logOffset":0}'}, tmp_path).notes[0]
     write_log(tmp_path, "1", ("s3a://bucket/a.json", 1))
-    report = check_sources({"0": b'{"logOffset":0}'}, tmp_path)
+    report = check_sources(GUARD, {"0": b'{"logOffset":0}'}, tmp_path)
     assert report.problems == [] and "another file system" in report.notes[0]
     (tmp_path / "sources/0/1").write_text("v1\nno json")
-    assert "cannot be read" in check_sources({"0": b'{"logOffset":0}'}, tmp_path).notes[0]
-    assert "not guarded" in check_sources({}, None).notes[0]
+    assert "cannot be read" in check_sources(GUARD, {"0": b'{"logOffset":0}'}, tmp_path).notes[0]
+    assert "not guarded" in check_sources(GUARD, {}, None).notes[0]
 
 
-def test_another_kind_takes_one_entry_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_kind_takes_one_entry_in_the_table(tmp_path: Path) -> None:
     expired = FileProblem("topic/0", "offset 17 has expired")
     kind = SourceKind("kafka", lambda position, _: b"topic" in (position or b""), lambda *_: SourceReport([expired]))
-    monkeypatch.setattr(source_check, "SOURCE_KINDS", [*source_check.SOURCE_KINDS, kind])
-    assert check_sources({"0": b'{"topic":{"0":17}}'}, tmp_path).problems == [expired]
+    guard = ReplayGuard([*SOURCE_KINDS, kind])
+    assert check_sources(guard, {"0": b'{"topic":{"0":17}}'}, tmp_path).problems == [expired]

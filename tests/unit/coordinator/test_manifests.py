@@ -5,19 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from cutline.channels.log import ChannelLog
-from cutline.coordinator.manifests import abort_details, build_manifest, complete_epoch, is_of_history, statistics
+from cutline.coordinator.history import abort_details, statistics
+from cutline.coordinator.manifests import build_manifest, why_not_stored
+from cutline.model.checkpoint import Manifest
+from cutline.model.cut import BarrierTerms, CutPoint, InFlight, OperatorAck, SubtaskAck, Timings
 from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
-from cutline.ports import Manifest
 from cutline.protocol.checkpoint.pending_epoch import EpochState, PendingEpoch
+from cutline.protocol.history.known_checkpoints import complete_epoch, is_of_history
 from cutline.protocol.history.lineage import Lineage
-from cutline.protocol.messages.coordinator import (
-    BarrierTerms,
-    CutPoint,
-    OperatorAck,
-    StoreManifest,
-    SubtaskAck,
-    Timings,
-)
+from cutline.protocol.messages.coordinator import StoreManifest
 from cutline.protocol.publish.publishing import CompleteEpoch, Publisher
 from tests.support.channels import append_barrier, append_batch, open_log
 
@@ -25,11 +21,19 @@ SOURCE, TOTALS, TABLE = OperatorId("source"), OperatorId("totals"), SinkId("tabl
 FLOW = FlowName("flow")
 
 
-def ack(operator: OperatorId, *, batch: int, barrier: int, positions: dict[OperatorId, Position]) -> OperatorAck:
+def ack(
+    operator: OperatorId,
+    *,
+    batch: int,
+    barrier: int,
+    positions: dict[OperatorId, Position],
+    in_flight: dict[OperatorId, InFlight] | None = None,
+    generation: int = 1,
+) -> OperatorAck:
     return OperatorAck(
         operator=operator,
         epoch=Epoch(7),
-        generation=Generation(1),
+        generation=Generation(generation),
         cut=CutPoint(batch=BatchId(batch), barrier=Position(barrier), positions=positions, aligned=not positions),
         subtasks=tuple(
             SubtaskAck(subtask=Subtask(number), files=2, size_bytes=100, new_bytes=10, async_ms=1.5)
@@ -37,6 +41,7 @@ def ack(operator: OperatorId, *, batch: int, barrier: int, positions: dict[Opera
         ),
         record_sha256="0" * 64,
         timings=Timings(start_delay_ms=1, alignment_ms=2, sync_ms=3.5, async_ms=4),
+        in_flight=in_flight or {},
     )
 
 
@@ -53,18 +58,61 @@ def logs(tmp_path: Path) -> dict[OperatorId, ChannelLog]:
     return {SOURCE: source, TOTALS: totals}
 
 
-def manifest(tmp_path: Path, before: CompleteEpoch | None = None) -> Manifest:
+LINEAGES = dict.fromkeys((SOURCE, TOTALS), Lineage.begin(Generation(1)))
+
+
+def action(tmp_path: Path, *, with_amounts: bool = True, **changes: OperatorAck) -> StoreManifest:
+    """``changes``: acknowledgements that say otherwise."""
+    amount = logs(tmp_path)[SOURCE].in_flight(Position(1), Position(3))
     acks = {
         SOURCE: ack(SOURCE, batch=2, barrier=3, positions={}),
-        TOTALS: ack(TOTALS, batch=0, barrier=1, positions={SOURCE: Position(1)}),
+        TOTALS: ack(
+            TOTALS,
+            batch=0,
+            barrier=1,
+            positions={SOURCE: Position(1)},
+            in_flight={SOURCE: amount} if with_amounts else {},
+        ),
+        **{OperatorId(name): one for name, one in changes.items()},
     }
-    action = StoreManifest(epoch=Epoch(7), previous_epoch=Epoch(5), started_ms=1_000, acks=acks)
-    return build_manifest(FLOW, Generation(1), action, logs(tmp_path), before=before, completed_ms=1_040)
+    return StoreManifest(epoch=Epoch(7), previous_epoch=Epoch(5), started_ms=1_000, acks=acks)
+
+
+def manifest(tmp_path: Path, before: CompleteEpoch | None = None, *, with_amounts: bool = True) -> Manifest:
+    cut = action(tmp_path, with_amounts=with_amounts)
+    return build_manifest(FLOW, Generation(1), cut, LINEAGES, before=before, completed_ms=1_040)
 
 
 def test_the_channels_state_is_what_lies_between_reader_and_barrier(tmp_path: Path) -> None:
     flight = manifest(tmp_path).channels[SOURCE].in_flight[TOTALS]
     assert (flight.first, flight.end, flight.entries, flight.rows, flight.size_bytes) == (1, 3, 2, 10, 8)
+
+
+def test_a_record_of_an_earlier_version_has_no_amounts_and_says_all_the_same_where_they_lie(tmp_path: Path) -> None:
+    flight = manifest(tmp_path, with_amounts=False).channels[SOURCE].in_flight[TOTALS]
+    assert (flight.first, flight.end, flight.entries, flight.rows, flight.size_bytes) == (1, 3, 0, 0, 0)
+
+
+def test_a_consistent_cut_may_be_stored(tmp_path: Path) -> None:
+    assert why_not_stored(action(tmp_path), LINEAGES) is None
+    assert why_not_stored(action(tmp_path / "old", with_amounts=False), LINEAGES) is None
+
+
+def test_a_cut_past_a_barrier_is_never_stored(tmp_path: Path) -> None:
+    past = ack(TOTALS, batch=0, barrier=1, positions={SOURCE: Position(4)})
+    assert "past the barrier at 3" in (why_not_stored(action(tmp_path, totals=past), LINEAGES) or "")
+
+
+def test_a_cut_is_not_stored_when_producer_and_consumer_disagree_about_the_barrier(tmp_path: Path) -> None:
+    amount = {SOURCE: InFlight(first=Position(1), end=Position(2))}
+    other = ack(TOTALS, batch=0, barrier=1, positions={SOURCE: Position(1)}, in_flight=amount)
+    assert "at 2, but it is at 3" in (why_not_stored(action(tmp_path, totals=other), LINEAGES) or "")
+
+
+def test_a_cut_is_not_stored_with_the_lineage_of_another_generation(tmp_path: Path) -> None:
+    """The word of its start is lost: what its log looks like now is not known."""
+    newer = ack(TOTALS, batch=0, barrier=1, positions={SOURCE: Position(1)}, generation=2)
+    assert "generation 2" in (why_not_stored(action(tmp_path, totals=newer), LINEAGES) or "")
 
 
 def test_every_operator_and_subtask_has_its_figures(tmp_path: Path) -> None:

@@ -9,15 +9,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cutline.coordinator.retention import Janitor, needs_of
+from cutline.coordinator.retention import Janitor
 from cutline.errors import DamagedRecordError
+from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, OperatorId, Position
-from cutline.ports import Manifest
+from cutline.protocol.checkpoint.releases import EntryReleases
+from cutline.protocol.history.retention import needs_of
 from cutline.protocol.messages.coordinator import ReleaseEpochs
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.protocol.messages.wire import OperatorStarted
+from cutline.storage.checkpoints import LocalCheckpointStore
 from tests.support.channels import segment_names
 from tests.support.killing import is_killed_at
 from tests.support.stored_flow import ORDERS, TOTALS, StoredFlow
+
+pytestmark = pytest.mark.usefixtures("every_file_is_a_blob")
 
 
 @pytest.fixture
@@ -37,7 +42,17 @@ TOUCHED_BY = {ORDERS: {ORDERS, TOTALS}, TOTALS: {TOTALS}}
 
 
 def janitor(flow: StoredFlow) -> Janitor:
-    return Janitor(snapshots=flow.store, channels=flow.recovered.channels, touched_by=TOUCHED_BY)
+    return Janitor(checkpoints=flow.store.checkpoints)
+
+
+def collect(flow: StoredFlow, request: ReleaseEpochs, keeper: Janitor | None = None) -> None:
+    """What coordinator and operators do together: the epochs first, then the entries that only they needed."""
+    releases = EntryReleases(TOUCHED_BY)
+    for name in TOUCHED_BY:
+        releases.started(OperatorStarted(operator=name, generation=flow.recovered.generation))
+    releases.collected((keeper or janitor(flow)).collect(request))
+    for name, below in releases.decide().items():
+        flow.recovered.channels[name].truncate(below)
 
 
 def keep_from(oldest: int, newest: int = 3) -> ReleaseEpochs:
@@ -49,7 +64,7 @@ def keep_from(oldest: int, newest: int = 3) -> ReleaseEpochs:
 
 
 def needed(flow: StoredFlow, epoch: int) -> tuple[int, int]:
-    manifest = flow.store.load_manifest(Epoch(epoch))
+    manifest = flow.store.checkpoints.load_manifest(Epoch(epoch))
     return needs_of(manifest).channels[ORDERS], needs_of(manifest).channels[TOTALS]
 
 
@@ -61,7 +76,7 @@ def test_what_is_in_flight_is_needed_and_otherwise_the_barrier(flow: StoredFlow)
 
 
 def test_a_channel_without_consumers_is_needed_from_its_barrier(flow: StoredFlow) -> None:
-    manifest = flow.store.load_manifest(Epoch(2))
+    manifest = flow.store.checkpoints.load_manifest(Epoch(2))
     assert needs_of(manifest).channels[TOTALS] == manifest.channels[TOTALS].barrier
 
 
@@ -74,7 +89,7 @@ def test_a_consumer_that_has_read_nothing_needs_everything(tmp_path: Path) -> No
 
 
 def test_the_slowest_consumer_decides(flow: StoredFlow) -> None:
-    manifest = flow.store.load_manifest(Epoch(3))
+    manifest = flow.store.checkpoints.load_manifest(Epoch(3))
     slow = replace(manifest.operators[TOTALS], positions={ORDERS: Position(2)})
     both = replace(manifest, operators={**manifest.operators, OperatorId("slow"): slow})
     assert needs_of(both).channels[ORDERS] == 2
@@ -82,8 +97,8 @@ def test_the_slowest_consumer_decides(flow: StoredFlow) -> None:
 
 def test_collecting_lets_go_of_checkpoints_content_and_entries(flow: StoredFlow) -> None:
     before = len(list(flow.layout.blobs.glob("*/*")))
-    janitor(flow).collect(keep_from(3))
-    assert flow.store.epochs() == [3]
+    collect(flow, keep_from(3))
+    assert flow.store.checkpoints.epochs() == [3]
     assert len(list(flow.layout.blobs.glob("*/*"))) < before
     assert (flow.log(ORDERS).start, flow.log(TOTALS).start) == needed(flow, 3)
     assert segment_names(flow.log(ORDERS)) == {f"g1-b{batch}.arrow" for batch in (3,)}
@@ -91,7 +106,7 @@ def test_collecting_lets_go_of_checkpoints_content_and_entries(flow: StoredFlow)
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
 def test_every_kept_epoch_can_still_be_restored(flow: StoredFlow, epoch: int) -> None:
-    janitor(flow).collect(keep_from(epoch))
+    collect(flow, keep_from(epoch))
     for newer in range(epoch + 1, 4):
         flow.layout.manifest(Epoch(newer)).unlink()
     shutil.rmtree(flow.spark_dir(ORDERS))
@@ -100,7 +115,7 @@ def test_every_kept_epoch_can_still_be_restored(flow: StoredFlow, epoch: int) ->
 
 
 def test_a_collected_flow_can_still_be_resumed(flow: StoredFlow) -> None:
-    janitor(flow).collect(keep_from(3))
+    collect(flow, keep_from(3))
     positions = flow.log(TOTALS).last_positions
     recovered = flow.start()
     assert recovered.path == "resume"
@@ -109,26 +124,26 @@ def test_a_collected_flow_can_still_be_resumed(flow: StoredFlow) -> None:
 
 
 def test_collecting_twice_changes_nothing_more(flow: StoredFlow) -> None:
-    janitor(flow).collect(keep_from(2))
-    janitor(flow).collect(keep_from(2))
-    assert flow.store.epochs() == [2, 3]
+    collect(flow, keep_from(2))
+    collect(flow, keep_from(2))
+    assert flow.store.checkpoints.epochs() == [2, 3]
 
 
 def test_collecting_for_an_epoch_that_cannot_be_read_deletes_nothing(flow: StoredFlow) -> None:
     flow.layout.manifest(Epoch(2)).write_bytes(b"{")
     with pytest.raises(DamagedRecordError):
-        janitor(flow).collect(keep_from(2))
+        collect(flow, keep_from(2))
     assert flow.log(ORDERS).start == 0
-    assert flow.store.epochs() == [1, 2, 3]
+    assert flow.store.checkpoints.epochs() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("point", ["mid-truncate:orders", "mid-truncate:totals#2", "mid-collect", "mid-collect#2"])
 def test_collecting_killed_on_the_way_loses_nothing_that_is_kept(flow: StoredFlow, point: str) -> None:
-    assert is_killed_at(point, lambda: janitor(flow).collect(keep_from(3)))
+    assert is_killed_at(point, lambda: collect(flow, keep_from(3)))
     assert flow.start().path == "resume"
     assert flow.recovered.manifests[-1].epoch == 3
-    janitor(flow).collect(keep_from(3))
-    assert flow.store.epochs() == [3]
+    collect(flow, keep_from(3))
+    assert flow.store.checkpoints.epochs() == [3]
     shutil.rmtree(flow.spark_dir(TOTALS))
     assert flow.start().restored_epoch == 3
 
@@ -138,13 +153,13 @@ def test_epochs_that_were_given_up_go_with_the_next_collection(flow: StoredFlow)
     keeper.start(frozenset({Epoch(2)}))
     keeper.release(keep_from(1))
     keeper.stop()
-    assert flow.store.epochs() == [1, 3]
+    assert flow.store.checkpoints.epochs() == [1, 3]
 
 
 def test_exactly_the_epochs_that_are_named_go_and_the_oldest_kept_holds_the_logs(flow: StoredFlow) -> None:
     """Epoch 1 is pinned."""
-    janitor(flow).collect(ReleaseEpochs(drop=(Epoch(2),), retained=(Epoch(1), Epoch(3)), open_from=Epoch(4)))
-    assert flow.store.epochs() == [1, 3]
+    collect(flow, ReleaseEpochs(drop=(Epoch(2),), retained=(Epoch(1), Epoch(3)), open_from=Epoch(4)))
+    assert flow.store.checkpoints.epochs() == [1, 3]
     assert (flow.log(ORDERS).start, flow.log(TOTALS).start) == needed(flow, 1)
     flow.layout.manifest(Epoch(3)).unlink()
     shutil.rmtree(flow.spark_dir(TOTALS))
@@ -154,7 +169,7 @@ def test_exactly_the_epochs_that_are_named_go_and_the_oldest_kept_holds_the_logs
 def test_an_epoch_that_completes_while_old_ones_go_stays(flow: StoredFlow) -> None:
     """Between looking for what to drop and dropping it, another one may complete."""
 
-    class Overtaken(LocalSnapshotStore):
+    class Overtaken(LocalCheckpointStore):
         def epochs(self) -> list[Epoch]:
             found = super().epochs()
             if not overtaken:
@@ -164,14 +179,12 @@ def test_an_epoch_that_completes_while_old_ones_go_stays(flow: StoredFlow) -> No
             return found
 
     overtaken: list[bool] = []
-    Janitor(snapshots=Overtaken(flow.layout), channels=flow.recovered.channels, touched_by=TOUCHED_BY).collect(
-        keep_from(3)
-    )
-    assert LocalSnapshotStore(flow.layout).epochs() == [3, 4]
+    Janitor(checkpoints=Overtaken(flow.layout)).collect(keep_from(3))
+    assert LocalCheckpointStore(flow.layout).epochs() == [3, 4]
 
 
 def test_a_janitor_that_fails_goes_on_with_the_next_request(flow: StoredFlow) -> None:
-    class FailingOnce(LocalSnapshotStore):
+    class FailingOnce(LocalCheckpointStore):
         def load_manifest(self, epoch: Epoch) -> Manifest:
             if not failed.is_set():
                 failed.set()
@@ -179,13 +192,13 @@ def test_a_janitor_that_fails_goes_on_with_the_next_request(flow: StoredFlow) ->
             return super().load_manifest(epoch)
 
     failed = threading.Event()
-    keeper = Janitor(snapshots=FailingOnce(flow.layout), channels=flow.recovered.channels, touched_by=TOUCHED_BY)
+    keeper = Janitor(checkpoints=FailingOnce(flow.layout))
     keeper.start()
     keeper.release(keep_from(2))
     keeper.release(keep_from(3))
     keeper.stop()
     assert failed.is_set()
-    assert flow.store.epochs() == [3]
+    assert flow.store.checkpoints.epochs() == [3]
 
 
 def test_a_janitor_that_never_started_stops(flow: StoredFlow) -> None:

@@ -78,10 +78,10 @@ def test_operator_and_sink_may_name_the_same_mode() -> None:
         ([op("a", subtasks=-2), sink("a")], "subtasks=-2"),
         ([op("a"), op("b", "a")], "nothing reads what this operator produces"),
         ([op("a"), op("b"), sink("b")], "nothing reads what this operator produces"),
-        ([op("a", mode="update"), sink("a", mode="append")], "append, update are asked for at once"),
+        ([op("a", mode="update"), sink("a", mode="append")], "several output modes: append, update"),
         (
             [op("a"), sink("a", mode="append", name="one"), sink("a", mode="update", name="two")],
-            "append, update are asked for at once",
+            "several output modes: append, update",
         ),
         ([op("a", mode="sometimes"), sink("a")], "unknown output mode 'sometimes'"),
         (

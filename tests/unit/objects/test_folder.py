@@ -28,7 +28,7 @@ def test_leftovers_of_dead_writers_are_invisible_and_go_when_they_are_old(tmp_pa
         leftover.write_bytes(b"half")
     os.utime(old, (time.time() - 100, time.time() - 100))
     assert [info.path for info in store.walk()] == ["a/one"]
-    assert store.drop_leftovers(50_000) == 1
+    assert store.collect_leftovers(50_000) == 1
     assert not old.exists() and young.exists()
     assert store.read("a/one") == b"1"
 

@@ -13,7 +13,7 @@ import pytest
 
 from cutline.errors import DamagedRecordError
 from cutline.model.ids import NO_BATCH, BatchId
-from cutline.ports import FileSet
+from cutline.ports.query_dir import FileSet
 from cutline.spark_dir.file_set import closure, last_batches
 
 
@@ -387,7 +387,7 @@ def test_without_commit_and_lineage_there_must_be_no_choice(spark_dir: SparkDir)
     wanted = spark_dir.state("1_aa.changelog", "2_bb.changelog", "3_cc.changelog", data=b"ZV\x01 no known codec")
     assert state_of(spark_dir, 2) == wanted
     spark_dir.snapshot("1_x.zip", "x.sst")
-    with pytest.raises(DamagedRecordError, match="several tries"):
+    with pytest.raises(DamagedRecordError, match="several attempts"):
         at(spark_dir, 2)
 
 

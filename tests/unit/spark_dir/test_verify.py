@@ -126,7 +126,7 @@ def test_spark_remembers_the_size_of_its_state_files(tmp_path: Path) -> None:
     checksum.write_text('{"algorithm":"CRC32C","value":-53991281,"mainFileSize":100,"timestampMs":1}')
     assert verify_files(tmp_path, [name], full=False) == []
     checksum.write_text('{"algorithm":"CRC32C","value":-53991281,"mainFileSize":140,"timestampMs":1}')
-    assert verify_files(tmp_path, [name], full=False) == [f"{name} has 100 bytes, Spark wrote 140"]
+    assert verify_files(tmp_path, [name], full=False) == [f"{name} has 100 bytes, but Spark wrote 140"]
 
 
 def test_a_snapshot_must_open(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_snapshot_must_open(tmp_path: Path) -> None:
     assert verify_files(tmp_path, [name], full=True) == []
     path = tmp_path / name
     path.write_bytes(path.read_bytes()[:-40])
-    assert verify_files(tmp_path, [name], full=False) == [f"{name} is no snapshot of RocksDB, or a damaged one"]
+    assert verify_files(tmp_path, [name], full=False) == [f"{name} is not a RocksDB snapshot, or is damaged"]
 
 
 def test_a_snapshots_entries_are_read_when_asked(tmp_path: Path) -> None:
@@ -149,4 +149,6 @@ def test_a_table_must_have_the_size_that_its_snapshot_says(tmp_path: Path) -> No
     zip_name = snapshot(tmp_path, "state/0/0/3.zip", good=5, cut=9, elsewhere=7)
     good = write(tmp_path, "state/0/0/SSTs/good.sst", b"table")
     cut = write(tmp_path, "state/0/0/SSTs/cut.sst", b"table")
-    assert verify_files(tmp_path, [good, cut, zip_name], full=False) == [f"{cut} has 5 bytes, its snapshot says 9"]
+    assert verify_files(tmp_path, [good, cut, zip_name], full=False) == [
+        f"{cut} has 5 bytes, but 9 according to its snapshot"
+    ]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cutline.errors import DamagedRecordError
+from cutline.model.checkpoint import SnapshotFile
 from cutline.model.layout import Layout
-from cutline.ports import SnapshotFile
 from cutline.storage.blobs import BlobStore, sha256_of
 
 
@@ -32,7 +32,7 @@ def written(folder: Path, name: str, content: bytes) -> Path:
 
 
 def sweep(blobs: BlobStore, *reachable: SnapshotFile) -> int:
-    return blobs.sweep(lambda: [{file.sha256} for file in reachable])
+    return blobs.collect(lambda: [{file.sha256} for file in reachable])
 
 
 def stored(layout: Layout) -> set[str]:
@@ -138,7 +138,7 @@ def test_a_damaged_blob_is_mended_when_its_content_comes_again(
 def test_a_sweep_deletes_what_nothing_reaches(tmp_path: Path, layout: Layout, blobs: BlobStore) -> None:
     kept, _ = blobs.store(written(tmp_path, "a", b"kept"), "a")
     gone, _ = blobs.store(written(tmp_path, "b", b"gone"), "b")
-    blobs.unclaim([kept.sha256, gone.sha256])
+    blobs.drop_references([kept.sha256, gone.sha256])
     assert sweep(blobs, kept) == 1
     assert stored(layout) == {kept.sha256}
 
@@ -146,7 +146,7 @@ def test_a_sweep_deletes_what_nothing_reaches(tmp_path: Path, layout: Layout, bl
 def test_claimed_content_survives_a_sweep(tmp_path: Path, layout: Layout, blobs: BlobStore) -> None:
     file, _ = blobs.store(written(tmp_path, "a", b"pending"), "a")
     assert sweep(blobs) == 0
-    blobs.unclaim([file.sha256])
+    blobs.drop_references([file.sha256])
     assert sweep(blobs) == 1
     assert stored(layout) == set()
 
@@ -154,17 +154,17 @@ def test_claimed_content_survives_a_sweep(tmp_path: Path, layout: Layout, blobs:
 def test_content_claimed_twice_is_let_go_when_both_let_go(tmp_path: Path, blobs: BlobStore) -> None:
     file, _ = blobs.store(written(tmp_path, "a", b"shared"), "a")
     blobs.store(written(tmp_path, "b", b"shared"), "b")
-    blobs.unclaim([file.sha256])
+    blobs.drop_references([file.sha256])
     assert sweep(blobs) == 0
-    blobs.unclaim([file.sha256])
-    blobs.unclaim([file.sha256])
+    blobs.drop_references([file.sha256])
+    blobs.drop_references([file.sha256])
     assert sweep(blobs) == 1
 
 
 def test_content_that_comes_again_after_a_sweep_is_stored_again(tmp_path: Path, blobs: BlobStore) -> None:
     source = written(tmp_path, "a", b"content")
     first, _ = blobs.store(source, "a")
-    blobs.unclaim([first.sha256])
+    blobs.drop_references([first.sha256])
     sweep(blobs)
     second, new_bytes = blobs.store(source, "a")
     assert (second, new_bytes) == (first, 7)
@@ -176,7 +176,7 @@ def test_an_inode_used_again_after_a_sweep_is_hashed_again(tmp_path: Path, blobs
     source = written(tmp_path, "a", b"one")
     os.utime(source, ns=(0, 0))
     first, _ = blobs.store(source, "a")
-    blobs.unclaim([first.sha256])
+    blobs.drop_references([first.sha256])
     sweep(blobs)
     with open(source, "r+b") as file:
         file.write(b"two")
@@ -192,10 +192,10 @@ def test_content_that_a_manifest_takes_over_during_a_sweep_survives_it(
     file, _ = blobs.store(written(tmp_path, "a", b"content"), "a")
 
     def look_and_be_overtaken() -> set[str]:
-        blobs.unclaim([file.sha256])
+        blobs.drop_references([file.sha256])
         return set()
 
-    assert blobs.sweep(look_and_be_overtaken) == 0
+    assert blobs.collect(look_and_be_overtaken) == 0
     assert blobs.damage(file) is None
     assert sweep(blobs) == 1
 
@@ -205,11 +205,11 @@ def test_content_stored_and_taken_over_during_a_sweep_survives_it(tmp_path: Path
 
     def look_and_be_overtaken() -> set[str]:
         file, _ = blobs.store(written(tmp_path, "a", b"content"), "a")
-        blobs.unclaim([file.sha256])
+        blobs.drop_references([file.sha256])
         taken.append(file)
         return set()
 
-    blobs.sweep(look_and_be_overtaken)
+    blobs.collect(look_and_be_overtaken)
     assert blobs.damage(taken[0]) is None
 
 
@@ -217,11 +217,11 @@ def test_a_sweep_that_fails_leaves_claims_as_they_are(tmp_path: Path, blobs: Blo
     file, _ = blobs.store(written(tmp_path, "a", b"content"), "a")
 
     def fail() -> set[str]:
-        blobs.unclaim([file.sha256])
+        blobs.drop_references([file.sha256])
         raise DamagedRecordError("a manifest cannot be read")
 
     with pytest.raises(DamagedRecordError):
-        blobs.sweep(fail)
+        blobs.collect(fail)
     assert blobs.damage(file) is None
     assert sweep(blobs) == 1
 
@@ -239,7 +239,7 @@ def test_storing_and_sweeping_at_once_loses_nothing(tmp_path: Path, blobs: BlobS
         for number in range(100):
             claimed, _ = blobs.store(written(tmp_path, f"f{number}", str(number % 7).encode()), "f")
             assert blobs.damage(claimed) is None
-            blobs.unclaim([claimed.sha256])
+            blobs.drop_references([claimed.sha256])
     finally:
         done.set()
         sweeper.join()

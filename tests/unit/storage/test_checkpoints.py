@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.manifests import operator_cut
 from cutline.errors import DamagedRecordError
+from cutline.model.checkpoint import ChannelCut, Manifest, OperatorRecord, SnapshotFile, Tombstone
+from cutline.model.cut import Timings
+from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position
 from cutline.model.layout import Layout
-from cutline.ports import ChannelCut, GenerationRecord, Manifest, OperatorRecord, Pin, SnapshotFile, Tombstone
-from cutline.protocol.messages.coordinator import Timings
-from cutline.storage.checkpoints import LocalSnapshotStore
+from cutline.ports.checkpoint_store import HeldFiles
+from cutline.storage.checkpoints import LocalCheckpointStore
+from cutline.storage.local import LocalStore
 from cutline.worker.snapshots import acknowledgement
 from tests.support import stored_records
 from tests.support.killing import is_killed_at
@@ -38,8 +42,8 @@ def layout(tmp_path: Path) -> Layout:
 
 
 @pytest.fixture
-def store(layout: Layout) -> LocalSnapshotStore:
-    return LocalSnapshotStore(layout)
+def store(layout: Layout) -> LocalStore:
+    return LocalStore.open(layout, ReplayGuard())
 
 
 @pytest.fixture
@@ -50,12 +54,10 @@ def spark(tmp_path: Path) -> SparkDir:
     return spark
 
 
-def record_of(
-    store: LocalSnapshotStore, spark: SparkDir, epoch: int, batch: int, *, generation: int = 1
-) -> OperatorRecord:
+def record_of(store: LocalStore, spark: SparkDir, epoch: int, batch: int, *, generation: int = 1) -> OperatorRecord:
     """Pin and store the files of a batch, and the record that names them."""
-    files = store.files_of(spark.root, BatchId(batch))
-    subtasks, shared = store.store_files(store.pin(TOTALS, Epoch(epoch), spark.root, files))
+    files = store.query_dirs.files_of(spark.root, BatchId(batch))
+    subtasks, shared = store.checkpoints.store_files(store.checkpoints.hold(TOTALS, Epoch(epoch), spark.root, files))
     record = OperatorRecord(
         flow=FlowName("flow"),
         operator=TOTALS,
@@ -71,11 +73,11 @@ def record_of(
         sinks={},
         timings=Timings(),
     )
-    store.store_record(record)
+    store.checkpoints.store_record(record)
     return record
 
 
-def manifest_of(store: LocalSnapshotStore, *records: OperatorRecord) -> Manifest:
+def manifest_of(store: LocalStore, *records: OperatorRecord) -> Manifest:
     return Manifest(
         flow=FlowName("flow"),
         epoch=records[0].epoch,
@@ -83,24 +85,26 @@ def manifest_of(store: LocalSnapshotStore, *records: OperatorRecord) -> Manifest
         previous_epoch=Epoch(0),
         started_ms=0,
         completed_ms=1,
-        operators={record.operator: operator_cut(acknowledgement(store.store_record(record))) for record in records},
+        operators={
+            record.operator: operator_cut(acknowledgement(store.checkpoints.store_record(record))) for record in records
+        },
         channels={record.operator: ChannelCut(barrier=record.barrier, lineage=[], in_flight={}) for record in records},
     )
 
 
-def checkpoint(store: LocalSnapshotStore, spark: SparkDir, epoch: int, batch: int) -> OperatorRecord:
+def checkpoint(store: LocalStore, spark: SparkDir, epoch: int, batch: int) -> OperatorRecord:
     record = record_of(store, spark, epoch, batch)
-    assert isinstance(store.store_manifest(manifest_of(store, record)), Manifest)
+    assert isinstance(store.checkpoints.store_manifest(manifest_of(store, record)), Manifest)
     return record
 
 
-def collect(store: LocalSnapshotStore, drop: Sequence[Epoch]) -> Sequence[Epoch]:
+def collect(store: LocalStore, drop: Sequence[Epoch]) -> Sequence[Epoch]:
     """What lies above the newest complete epoch is under way."""
-    return store.collect(drop, max(store.epochs(), default=NO_EPOCH))
+    return store.checkpoints.collect(drop, max(store.checkpoints.epochs(), default=NO_EPOCH))
 
 
-def keep_only(store: LocalSnapshotStore, *epochs: Epoch) -> Sequence[Epoch]:
-    return collect(store, [epoch for epoch in store.epochs() if epoch not in epochs])
+def keep_only(store: LocalStore, *epochs: Epoch) -> Sequence[Epoch]:
+    return collect(store, [epoch for epoch in store.checkpoints.epochs() if epoch not in epochs])
 
 
 def blobs(layout: Layout) -> set[str]:
@@ -115,107 +119,107 @@ def hashes(*records: OperatorRecord) -> set[str]:
 
 
 def test_a_restored_directory_holds_exactly_the_files_of_the_snapshot(
-    store: LocalSnapshotStore, spark: SparkDir, tmp_path: Path
+    store: LocalStore, spark: SparkDir, tmp_path: Path
 ) -> None:
     taken = content_of(spark.root)
     record = checkpoint(store, spark, 1, 1)
     spark.run(3)
-    store.restore(record, tmp_path / "restored")
+    store.query_dirs.restore(record, tmp_path / "restored")
     restored = content_of(tmp_path / "restored")
     assert {name: taken[name] for name in restored} == restored
     assert "commits/1" in restored
     assert "commits/2" not in restored
-    assert store.files_of(tmp_path / "restored", BatchId(1)) == store.files_of(spark.root, BatchId(1))
-    assert store.live_damage(tmp_path / "restored", BatchId(1), NO_BATCH) == []
+    assert store.query_dirs.files_of(tmp_path / "restored", BatchId(1)) == store.query_dirs.files_of(
+        spark.root, BatchId(1)
+    )
+    assert store.query_dirs.live_damage(tmp_path / "restored", BatchId(1), NO_BATCH) == []
 
 
 def test_what_is_restored_from_disk_is_what_was_stored(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir, tmp_path: Path
+    store: LocalStore, layout: Layout, spark: SparkDir, tmp_path: Path
 ) -> None:
     record = checkpoint(store, spark, 1, 2)
-    again = LocalSnapshotStore(layout)
-    loaded = again.load_record(again.load_manifest(Epoch(1)), TOTALS)
+    again = LocalStore.open(layout, ReplayGuard())
+    loaded = again.checkpoints.load_record(again.checkpoints.load_manifest(Epoch(1)), TOTALS)
     assert loaded == record
-    again.restore(loaded, tmp_path / "restored")
-    assert again.files_of(tmp_path / "restored", BatchId(2)).watermark_ms == 1_002
+    again.query_dirs.restore(loaded, tmp_path / "restored")
+    assert again.query_dirs.files_of(tmp_path / "restored", BatchId(2)).watermark_ms == 1_002
 
 
-def test_a_snapshot_before_the_first_batch_has_no_files(
-    store: LocalSnapshotStore, spark: SparkDir, tmp_path: Path
-) -> None:
+def test_a_snapshot_before_the_first_batch_has_no_files(store: LocalStore, spark: SparkDir, tmp_path: Path) -> None:
     record = checkpoint(store, spark, 1, NO_BATCH)
     assert record.files() == []
     (tmp_path / "restored").mkdir()
     (tmp_path / "restored" / "leftover").write_bytes(b"of an earlier try")
-    store.restore(record, tmp_path / "restored")
+    store.query_dirs.restore(record, tmp_path / "restored")
     assert content_of(tmp_path / "restored") == {}
 
 
-def test_restoring_again_starts_from_nothing(store: LocalSnapshotStore, spark: SparkDir, tmp_path: Path) -> None:
+def test_restoring_again_starts_from_nothing(store: LocalStore, spark: SparkDir, tmp_path: Path) -> None:
     first, second = checkpoint(store, spark, 1, 1), checkpoint(store, spark, 2, 2)
-    store.restore(second, tmp_path / "restored")
-    store.restore(first, tmp_path / "restored")
+    store.query_dirs.restore(second, tmp_path / "restored")
+    store.query_dirs.restore(first, tmp_path / "restored")
     assert "commits/2" not in content_of(tmp_path / "restored")
 
 
 def test_what_spark_does_in_a_restored_directory_does_not_touch_the_snapshot(
-    store: LocalSnapshotStore, spark: SparkDir, tmp_path: Path
+    store: LocalStore, spark: SparkDir, tmp_path: Path
 ) -> None:
     record = checkpoint(store, spark, 1, 1)
-    store.restore(record, tmp_path / "restored")
+    store.query_dirs.restore(record, tmp_path / "restored")
     for path in (tmp_path / "restored").rglob("*"):
         if path.is_file():
             path.unlink()
             path.write_bytes(b"written anew by Spark")
-    assert store.damage(record) == []
+    assert store.checkpoints.damage(record) == []
 
 
-def test_pinned_files_outlive_sparks_own_clean_up(store: LocalSnapshotStore, spark: SparkDir) -> None:
-    pin = store.pin(TOTALS, Epoch(1), spark.root, store.files_of(spark.root, BatchId(1)))
-    expected = {name: (spark.root / name).read_bytes() for name in pin.held}
-    for name in pin.held:
+def test_pinned_files_outlive_sparks_own_clean_up(store: LocalStore, spark: SparkDir) -> None:
+    pin = store.checkpoints.hold(TOTALS, Epoch(1), spark.root, store.query_dirs.files_of(spark.root, BatchId(1)))
+    expected = {name: (spark.root / name).read_bytes() for name in pin.paths}
+    for name in pin.paths:
         (spark.root / name).unlink()
-    subtasks, shared = store.store_files(pin)
+    subtasks, shared = store.checkpoints.store_files(pin)
     stored = [*shared, *(file for subtask in subtasks for file in subtask.files)]
     assert {file.path for file in stored} == set(expected)
 
 
-def test_a_pin_is_gone_when_its_files_are_stored(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+def test_a_pin_is_gone_when_its_files_are_stored(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     checkpoint(store, spark, 1, 1)
     assert list(layout.pins.rglob("*")) == []
 
 
-def test_a_file_that_is_gone_before_the_pin_is_damage(store: LocalSnapshotStore, spark: SparkDir) -> None:
-    files = store.files_of(spark.root, BatchId(1))
+def test_a_file_that_is_gone_before_the_pin_is_damage(store: LocalStore, spark: SparkDir) -> None:
+    files = store.query_dirs.files_of(spark.root, BatchId(1))
     (spark.root / "state/0/1/2.delta").unlink()
     with pytest.raises(DamagedRecordError) as caught:
-        store.pin(TOTALS, Epoch(1), spark.root, files)
+        store.checkpoints.hold(TOTALS, Epoch(1), spark.root, files)
     assert caught.value.where["path"] == "state/0/1/2.delta"
 
 
 def test_a_pin_on_a_file_system_without_links_is_a_copy(
-    store: LocalSnapshotStore, spark: SparkDir, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, spark: SparkDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    files = store.files_of(spark.root, BatchId(1))
+    files = store.query_dirs.files_of(spark.root, BatchId(1))
     with monkeypatch.context() as without_links:
         without_links.setattr(os, "link", refuse)
-        subtasks, shared = store.store_files(store.pin(TOTALS, Epoch(1), spark.root, files))
+        subtasks, shared = store.checkpoints.store_files(store.checkpoints.hold(TOTALS, Epoch(1), spark.root, files))
     record = record_of(store, spark, 2, 1)
     assert (record.shared, [one.files for one in record.subtasks]) == (shared, [one.files for one in subtasks])
-    assert store.damage(record) == []
+    assert store.checkpoints.damage(record) == []
 
 
-def test_pinning_again_starts_from_nothing(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+def test_pinning_again_starts_from_nothing(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     for batch in (1, 2):
-        store.pin(TOTALS, Epoch(1), spark.root, store.files_of(spark.root, BatchId(batch)))
-    held = store.pin(TOTALS, Epoch(1), spark.root, store.files_of(spark.root, BatchId(0))).held
+        store.checkpoints.hold(TOTALS, Epoch(1), spark.root, store.query_dirs.files_of(spark.root, BatchId(batch)))
+    held = store.checkpoints.hold(TOTALS, Epoch(1), spark.root, store.query_dirs.files_of(spark.root, BatchId(0))).paths
     assert len(list(layout.pin(Epoch(1), TOTALS).iterdir())) == len(held)
 
 
-def test_files_that_did_not_change_are_stored_once(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+def test_files_that_did_not_change_are_stored_once(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     first = checkpoint(store, spark, 1, 1)
     before = blobs(layout)
     second = checkpoint(store, spark, 2, 2)
@@ -225,11 +229,11 @@ def test_files_that_did_not_change_are_stored_once(store: LocalSnapshotStore, la
     assert len(blobs(layout) - before) == len({"offsets/2", "commits/2", "state/0/0/3.delta", "state/0/1/3.delta"})
 
 
-def test_every_subtask_says_how_long_its_files_took(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_every_subtask_says_how_long_its_files_took(store: LocalStore, spark: SparkDir) -> None:
     assert all(subtask.async_ms > 0 for subtask in record_of(store, spark, 1, 1).subtasks)
 
 
-def test_the_files_of_each_subtask_are_told_apart(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_the_files_of_each_subtask_are_told_apart(store: LocalStore, spark: SparkDir) -> None:
     record = record_of(store, spark, 1, 1)
     assert {subtask.subtask: {file.path for file in subtask.files} for subtask in record.subtasks} == {
         0: {"state/0/0/1.delta", "state/0/0/2.delta"},
@@ -237,63 +241,63 @@ def test_the_files_of_each_subtask_are_told_apart(store: LocalSnapshotStore, spa
     }
 
 
-def test_a_batch_counts_as_committed_only_when_spark_says_so(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_a_batch_counts_as_committed_only_when_spark_says_so(store: LocalStore, spark: SparkDir) -> None:
     spark.plan(3)
-    assert store.is_committed(spark.root, BatchId(2))
-    assert not store.is_committed(spark.root, BatchId(3))
-    assert store.is_committed(spark.root / "nothing", NO_BATCH)
+    assert store.query_dirs.is_committed(spark.root, BatchId(2))
+    assert not store.query_dirs.is_committed(spark.root, BatchId(3))
+    assert store.query_dirs.is_committed(spark.root / "nothing", NO_BATCH)
 
 
 # ------------------------------------------------------------------------------------------------- manifests
 
 
-def test_an_epoch_exists_only_with_its_manifest(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_an_epoch_exists_only_with_its_manifest(store: LocalStore, spark: SparkDir) -> None:
     record = record_of(store, spark, 1, 1)
-    assert store.epochs() == []
-    assert isinstance(store.store_manifest(manifest_of(store, record)), Manifest)
-    assert store.epochs() == [1]
+    assert store.checkpoints.epochs() == []
+    assert isinstance(store.checkpoints.store_manifest(manifest_of(store, record)), Manifest)
+    assert store.checkpoints.epochs() == [1]
 
 
-def test_the_first_manifest_of_an_epoch_stays(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_the_first_manifest_of_an_epoch_stays(store: LocalStore, spark: SparkDir) -> None:
     record = record_of(store, spark, 1, 1)
     manifest = manifest_of(store, record)
-    assert store.store_manifest(manifest) == manifest
-    assert store.store_manifest(manifest_of(store, record_of(store, spark, 1, 2, generation=2))) == manifest
-    assert store.load_manifest(Epoch(1)) == manifest
+    assert store.checkpoints.store_manifest(manifest) == manifest
+    assert store.checkpoints.store_manifest(manifest_of(store, record_of(store, spark, 1, 2, generation=2))) == manifest
+    assert store.checkpoints.load_manifest(Epoch(1)) == manifest
 
 
-def test_a_record_that_is_not_the_one_the_manifest_names_is_refused(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_a_record_that_is_not_the_one_the_manifest_names_is_refused(store: LocalStore, spark: SparkDir) -> None:
     checkpoint(store, spark, 1, 1)
-    store._layout.record(Epoch(1), TOTALS, Generation(1)).unlink()
+    store.checkpoints._layout.record(Epoch(1), TOTALS, Generation(1)).unlink()
     record_of(store, spark, 1, 2)
     with pytest.raises(DamagedRecordError, match="not the one the manifest names"):
-        store.load_record(store.load_manifest(Epoch(1)), TOTALS)
+        store.checkpoints.load_record(store.checkpoints.load_manifest(Epoch(1)), TOTALS)
 
 
-def test_a_record_is_never_changed(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_a_record_is_never_changed(store: LocalStore, spark: SparkDir) -> None:
     first = record_of(store, spark, 1, 1)
-    stored = store.store_record(first)
-    again = store.store_record(replace(first, batch=BatchId(2)))
+    stored = store.checkpoints.store_record(first)
+    again = store.checkpoints.store_record(replace(first, batch=BatchId(2)))
     assert again == stored
-    assert store.find_record(Epoch(1), TOTALS, Generation(1)) == stored
+    assert store.checkpoints.find_record(Epoch(1), TOTALS, Generation(1)) == stored
 
 
-def test_every_generation_has_a_record_of_its_own(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_every_generation_has_a_record_of_its_own(store: LocalStore, spark: SparkDir) -> None:
     older, newer = record_of(store, spark, 1, 1), record_of(store, spark, 1, 1, generation=2)
-    store.store_manifest(manifest_of(store, newer))
-    assert store.load_record(store.load_manifest(Epoch(1)), TOTALS) == newer
-    found = store.find_record(Epoch(1), TOTALS, Generation(1))
+    store.checkpoints.store_manifest(manifest_of(store, newer))
+    assert store.checkpoints.load_record(store.checkpoints.load_manifest(Epoch(1)), TOTALS) == newer
+    found = store.checkpoints.find_record(Epoch(1), TOTALS, Generation(1))
     assert found is not None and found.record == older
-    assert store.find_record(Epoch(1), TOTALS, Generation(3)) is None
+    assert store.checkpoints.find_record(Epoch(1), TOTALS, Generation(3)) is None
 
 
-def test_what_a_found_record_names_is_held_on_to(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+def test_what_a_found_record_names_is_held_on_to(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     record_of(store, spark, 2, 2)
-    again = LocalSnapshotStore(layout)
-    again.find_record(Epoch(2), TOTALS, Generation(1))
+    again = LocalStore.open(layout, ReplayGuard())
+    again.checkpoints.find_record(Epoch(2), TOTALS, Generation(1))
     collect(again, [])
     assert blobs(layout)
-    again.discard(Epoch(2))
+    again.checkpoints.discard(Epoch(2))
     collect(again, [])
     assert blobs(layout) == set()
 
@@ -305,68 +309,68 @@ def tombstone(epoch: int, generation: int = 2) -> Tombstone:
     return Tombstone(epoch=Epoch(epoch), generation=Generation(generation), reason="timed out")
 
 
-def test_a_tombstone_bars_the_manifest(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_a_tombstone_bars_the_manifest(store: LocalStore, spark: SparkDir) -> None:
     manifest = manifest_of(store, record_of(store, spark, 1, 1))
-    assert store.store_tombstone(tombstone(1)) == tombstone(1)
-    assert store.store_manifest(manifest) == tombstone(1)
-    assert store.epochs() == []
+    assert store.checkpoints.store_tombstone(tombstone(1)) == tombstone(1)
+    assert store.checkpoints.store_manifest(manifest) == tombstone(1)
+    assert store.checkpoints.epochs() == []
 
 
-def test_a_manifest_that_is_there_is_found_instead_of_a_tombstone(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_a_manifest_that_is_there_is_found_instead_of_a_tombstone(store: LocalStore, spark: SparkDir) -> None:
     manifest = manifest_of(store, record_of(store, spark, 1, 1))
-    store.store_manifest(manifest)
-    assert store.store_tombstone(tombstone(1)) == manifest
-    assert store.epochs() == [1]
+    store.checkpoints.store_manifest(manifest)
+    assert store.checkpoints.store_tombstone(tombstone(1)) == manifest
+    assert store.checkpoints.epochs() == [1]
 
 
 def test_something_unreadable_in_the_manifests_place_bars_it_too(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
+    store: LocalStore, layout: Layout, spark: SparkDir
 ) -> None:
     checkpoint(store, spark, 1, 1)
     flip(layout.manifest(Epoch(1)))
-    assert store.store_tombstone(tombstone(1)) == tombstone(1)
-    assert store.epochs() == [1], "it may have been complete: recovery must know of it"
+    assert store.checkpoints.store_tombstone(tombstone(1)) == tombstone(1)
+    assert store.checkpoints.epochs() == [1], "it may have been complete: recovery must know of it"
 
 
-def test_discarding_keeps_the_tombstone(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+def test_discarding_keeps_the_tombstone(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     record_of(store, spark, 1, 1)
-    store.store_tombstone(tombstone(1))
-    store.discard(Epoch(1))
+    store.checkpoints.store_tombstone(tombstone(1))
+    store.checkpoints.discard(Epoch(1))
     assert [path.name for path in layout.checkpoint(Epoch(1)).iterdir()] == ["manifest.json"]
-    assert store.store_tombstone(tombstone(1, generation=9)) == tombstone(1)
+    assert store.checkpoints.store_tombstone(tombstone(1, generation=9)) == tombstone(1)
     collect(store, [])
     assert blobs(layout) == set()
 
 
-def test_a_tombstone_stays_for_good(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+def test_a_tombstone_stays_for_good(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     """A coordinator that is only thought dead may come for its place at any time (simulator, seed 1156)."""
     checkpoint(store, spark, 1, 0)
     record_of(store, spark, 2, 0)
-    store.store_tombstone(tombstone(2))
+    store.checkpoints.store_tombstone(tombstone(2))
     checkpoint(store, spark, 3, 1)
     collect(store, [Epoch(1)])
     assert [path.name for path in layout.checkpoint(Epoch(2)).iterdir()] == ["manifest.json"]
-    assert store.epochs() == [3]
+    assert store.checkpoints.epochs() == [3]
 
 
 def test_the_place_of_an_inherited_epoch_stays_taken_when_it_is_collected(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
+    store: LocalStore, layout: Layout, spark: SparkDir
 ) -> None:
     """Whoever began it may still want to store it, with records that are gone by then (simulator, seed 123)."""
     checkpoint(store, spark, 1, 0)
-    manifest = replace(store.load_manifest(Epoch(1)), is_inherited=True)
+    manifest = replace(store.checkpoints.load_manifest(Epoch(1)), is_inherited=True)
     layout.manifest(Epoch(1)).unlink()
-    assert store.store_manifest(manifest) == manifest
+    assert store.checkpoints.store_manifest(manifest) == manifest
     checkpoint(store, spark, 2, 1)
     collect(store, [Epoch(1)])
-    assert store.epochs() == [2]
-    assert isinstance(store.store_manifest(manifest), Tombstone)
+    assert store.checkpoints.epochs() == [2]
+    assert isinstance(store.checkpoints.store_manifest(manifest), Tombstone)
 
 
-def test_epochs_come_in_ascending_order(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_epochs_come_in_ascending_order(store: LocalStore, spark: SparkDir) -> None:
     for epoch in (10, 9, 100):
         checkpoint(store, spark, epoch, 1)
-    assert store.epochs() == [9, 10, 100]
+    assert store.checkpoints.epochs() == [9, 10, 100]
 
 
 # ------------------------------------------------------------------------------------------------- damage
@@ -387,131 +391,127 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 def test_every_damaged_file_of_a_snapshot_is_found(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir, damage: Callable[[Path], None]
+    store: LocalStore, layout: Layout, spark: SparkDir, damage: Callable[[Path], None]
 ) -> None:
     record = checkpoint(store, spark, 1, 2)
     for file in record.files():
         blob = layout.blob(file.sha256)
         content = blob.read_bytes()
         damage(blob)
-        assert [problem for problem in store.damage(record) if file.path in problem]
+        assert [problem for problem in store.checkpoints.damage(record) if file.path in problem]
         blob.unlink(missing_ok=True)
         blob.write_bytes(content)
-    assert store.damage(record) == []
+    assert store.checkpoints.damage(record) == []
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 def test_damaged_manifests_and_records_are_found(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir, damage: Callable[[Path], None]
+    store: LocalStore, layout: Layout, spark: SparkDir, damage: Callable[[Path], None]
 ) -> None:
     checkpoint(store, spark, 1, 1)
     checkpoint(store, spark, 2, 2)
-    manifest = store.load_manifest(Epoch(1))
+    manifest = store.checkpoints.load_manifest(Epoch(1))
     damage(layout.record(Epoch(1), TOTALS, Generation(1)))
     with pytest.raises(DamagedRecordError):
-        store.load_record(manifest, TOTALS)
+        store.checkpoints.load_record(manifest, TOTALS)
     damage(layout.manifest(Epoch(2)))
     with pytest.raises(DamagedRecordError):
-        store.load_manifest(Epoch(2))
+        store.checkpoints.load_manifest(Epoch(2))
 
 
-def test_a_live_directory_is_sound_at_and_just_behind_the_log(store: LocalSnapshotStore, spark: SparkDir) -> None:
-    assert store.live_damage(spark.root, BatchId(2), NO_BATCH) == []
+def test_a_live_directory_is_sound_at_and_just_behind_the_log(store: LocalStore, spark: SparkDir) -> None:
+    assert store.query_dirs.live_damage(spark.root, BatchId(2), NO_BATCH) == []
     spark.plan(3)
-    assert store.live_damage(spark.root, BatchId(2), NO_BATCH) == []
-    assert store.live_damage(spark.root, BatchId(3), NO_BATCH) == []
+    assert store.query_dirs.live_damage(spark.root, BatchId(2), NO_BATCH) == []
+    assert store.query_dirs.live_damage(spark.root, BatchId(3), NO_BATCH) == []
 
 
-def test_a_live_directory_behind_a_checkpoint_is_damaged(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_a_live_directory_behind_a_checkpoint_is_damaged(store: LocalStore, spark: SparkDir) -> None:
     """Without its last commit Spark would run the batch again, whose input may have been let go of."""
-    assert store.live_damage(spark.root, BatchId(2), BatchId(2)) == []
+    assert store.query_dirs.live_damage(spark.root, BatchId(2), BatchId(2)) == []
     (spark.root / "commits/2").unlink()
-    assert store.live_damage(spark.root, BatchId(2), BatchId(1)) == []
-    assert store.live_damage(spark.root, BatchId(2), BatchId(2))
+    assert store.query_dirs.live_damage(spark.root, BatchId(2), BatchId(1)) == []
+    assert store.query_dirs.live_damage(spark.root, BatchId(2), BatchId(2))
 
 
-def test_a_live_directory_before_the_first_batch_is_sound(store: LocalSnapshotStore, tmp_path: Path) -> None:
-    assert store.live_damage(tmp_path / "nothing", NO_BATCH, NO_BATCH) == []
+def test_a_live_directory_before_the_first_batch_is_sound(store: LocalStore, tmp_path: Path) -> None:
+    assert store.query_dirs.live_damage(tmp_path / "nothing", NO_BATCH, NO_BATCH) == []
     empty = SparkDir(tmp_path / "spark")
     empty.plan(0)
-    assert store.live_damage(empty.root, NO_BATCH, NO_BATCH) == []
-    assert store.live_damage(empty.root, BatchId(0), NO_BATCH) == []
+    assert store.query_dirs.live_damage(empty.root, NO_BATCH, NO_BATCH) == []
+    assert store.query_dirs.live_damage(empty.root, BatchId(0), NO_BATCH) == []
 
 
 @pytest.mark.parametrize("last_appended", [-1, 0, 1, 3, 4, 9])
 def test_a_live_directory_that_does_not_fit_the_log_is_damaged(
-    store: LocalSnapshotStore, spark: SparkDir, last_appended: int
+    store: LocalStore, spark: SparkDir, last_appended: int
 ) -> None:
-    assert store.live_damage(spark.root, BatchId(last_appended), NO_BATCH)
+    assert store.query_dirs.live_damage(spark.root, BatchId(last_appended), NO_BATCH)
 
 
-def test_a_live_directory_that_is_gone_is_damaged(store: LocalSnapshotStore, tmp_path: Path) -> None:
-    assert store.live_damage(tmp_path / "nothing", BatchId(0), NO_BATCH)
-    assert store.live_damage(tmp_path / "nothing", BatchId(7), NO_BATCH)
+def test_a_live_directory_that_is_gone_is_damaged(store: LocalStore, tmp_path: Path) -> None:
+    assert store.query_dirs.live_damage(tmp_path / "nothing", BatchId(0), NO_BATCH)
+    assert store.query_dirs.live_damage(tmp_path / "nothing", BatchId(7), NO_BATCH)
 
 
 @pytest.mark.parametrize("name", ["metadata", "offsets/2", "commits/1", "state/0/0/1.delta", "state/0/1/3.delta"])
-def test_a_live_directory_without_one_of_its_files_is_damaged(
-    store: LocalSnapshotStore, spark: SparkDir, name: str
-) -> None:
+def test_a_live_directory_without_one_of_its_files_is_damaged(store: LocalStore, spark: SparkDir, name: str) -> None:
     (spark.root / name).unlink()
-    assert store.live_damage(spark.root, BatchId(2), NO_BATCH)
+    assert store.query_dirs.live_damage(spark.root, BatchId(2), NO_BATCH)
 
 
 @pytest.mark.parametrize("name", ["offsets/2", "commits/2"])
 @pytest.mark.parametrize("content", [b"", b"v1\n", b"v1\n\xff\xfe", b'v1\n{"\xff":1}', b"\0" * 64])
 def test_a_live_directory_with_a_broken_record_is_damaged_and_nothing_worse(
-    store: LocalSnapshotStore, spark: SparkDir, name: str, content: bytes
+    store: LocalStore, spark: SparkDir, name: str, content: bytes
 ) -> None:
     (spark.root / name).write_bytes(content)
-    store.live_damage(spark.root, BatchId(2), NO_BATCH)
+    store.query_dirs.live_damage(spark.root, BatchId(2), NO_BATCH)
     if name == "commits/2" and content != b'v1\n{"\xff":1}':
-        assert store.live_damage(spark.root, BatchId(2), NO_BATCH)
+        assert store.query_dirs.live_damage(spark.root, BatchId(2), NO_BATCH)
 
 
 # ------------------------------------------------------------------------------------------------- discarding
 
 
-def test_what_an_aborted_epoch_left_behind_is_forgotten(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
-) -> None:
+def test_what_an_aborted_epoch_left_behind_is_forgotten(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     record_of(store, spark, 1, 1)
-    store.discard(Epoch(1))
+    store.checkpoints.discard(Epoch(1))
     assert not layout.checkpoint(Epoch(1)).exists()
     keep_only(store)
     assert blobs(layout) == set()
 
 
-def test_a_complete_epoch_is_never_discarded(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_a_complete_epoch_is_never_discarded(store: LocalStore, spark: SparkDir) -> None:
     record = checkpoint(store, spark, 1, 1)
-    store.discard(Epoch(1))
-    assert store.epochs() == [1]
-    assert store.load_record(store.load_manifest(Epoch(1)), TOTALS) == record
+    store.checkpoints.discard(Epoch(1))
+    assert store.checkpoints.epochs() == [1]
+    assert store.checkpoints.load_record(store.checkpoints.load_manifest(Epoch(1)), TOTALS) == record
 
 
-def test_discarding_what_is_not_there_does_nothing(store: LocalSnapshotStore) -> None:
-    store.discard(Epoch(7))
-    assert store.epochs() == []
+def test_discarding_what_is_not_there_does_nothing(store: LocalStore) -> None:
+    store.checkpoints.discard(Epoch(7))
+    assert store.checkpoints.epochs() == []
 
 
 def test_a_snapshot_that_is_stored_while_its_epoch_is_discarded_is_let_go(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
+    store: LocalStore, layout: Layout, spark: SparkDir
 ) -> None:
     """The coordinator aborts while an operator hashes; the operator discards again when it is done."""
-    files = store.files_of(spark.root, BatchId(2))
+    files = store.query_dirs.files_of(spark.root, BatchId(2))
     asked: list[str] = []
 
-    class HeldFiles(dict[str, Path]):
+    class Paths(dict[str, Path]):
         def __getitem__(self, name: str) -> Path:
             asked.append(name)
             if len(asked) == 4:
-                store.discard(Epoch(1))
+                store.checkpoints.discard(Epoch(1))
             return spark.root / name
 
-    store.store_files(Pin(operator=TOTALS, epoch=Epoch(1), files=files, held=HeldFiles()))
+    store.checkpoints.store_files(HeldFiles(operator=TOTALS, epoch=Epoch(1), files=files, paths=Paths()))
     assert len(asked) > 4
     assert blobs(layout)
-    store.discard(Epoch(1))
+    store.checkpoints.discard(Epoch(1))
     keep_only(store)
     assert blobs(layout) == set()
 
@@ -520,20 +520,18 @@ def test_a_snapshot_that_is_stored_while_its_epoch_is_discarded_is_let_go(
 
 
 def test_collecting_keeps_what_is_reachable_and_nothing_else(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
+    store: LocalStore, layout: Layout, spark: SparkDir
 ) -> None:
     first, second = checkpoint(store, spark, 1, 1), checkpoint(store, spark, 2, 2)
     assert keep_only(store, Epoch(2)) == [1]
-    assert store.epochs() == [2]
+    assert store.checkpoints.epochs() == [2]
     assert blobs(layout) == hashes(second)
-    assert store.damage(second) == []
-    assert store.damage(first)
+    assert store.checkpoints.damage(second) == []
+    assert store.checkpoints.damage(first)
     assert not layout.checkpoint(Epoch(1)).exists()
 
 
-def test_collecting_everything_that_is_kept_changes_nothing(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
-) -> None:
+def test_collecting_everything_that_is_kept_changes_nothing(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     records = [checkpoint(store, spark, 1, 1), checkpoint(store, spark, 2, 2)]
     before = content_of(layout.root)
     assert keep_only(store, Epoch(1), Epoch(2)) == []
@@ -541,61 +539,59 @@ def test_collecting_everything_that_is_kept_changes_nothing(
     assert blobs(layout) == hashes(*records)
 
 
-def test_content_of_pending_epochs_survives(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+def test_content_of_pending_epochs_survives(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     checkpoint(store, spark, 1, 0)
     spark.run(3, state="only in the pending epoch")
     pending = record_of(store, spark, 3, 3)
     keep_only(store, Epoch(1))
-    assert store.damage(pending) == []
-    store.store_manifest(manifest_of(store, pending))
+    assert store.checkpoints.damage(pending) == []
+    store.checkpoints.store_manifest(manifest_of(store, pending))
     keep_only(store, Epoch(3))
-    assert store.damage(pending) == []
+    assert store.checkpoints.damage(pending) == []
     assert blobs(layout) == hashes(pending)
 
 
-def test_a_pending_epoch_that_shares_content_with_one_that_goes_keeps_it(
-    store: LocalSnapshotStore, spark: SparkDir
-) -> None:
+def test_a_pending_epoch_that_shares_content_with_one_that_goes_keeps_it(store: LocalStore, spark: SparkDir) -> None:
     checkpoint(store, spark, 1, 2)
     checkpoint(store, spark, 2, 0)
     pending = record_of(store, spark, 3, 2)
     keep_only(store, Epoch(2))
-    assert store.damage(pending) == []
+    assert store.checkpoints.damage(pending) == []
 
 
 def test_an_epoch_that_completes_while_old_ones_are_collected_is_whole(
-    store: LocalSnapshotStore, spark: SparkDir, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, spark: SparkDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The collector has read all manifests; now the manifest is stored; then the collector deletes."""
     checkpoint(store, spark, 1, 0)
     spark.run(3, state="only in the new epoch")
     pending = record_of(store, spark, 2, 3)
     manifest = manifest_of(store, pending)
-    load = LocalSnapshotStore.load_record
+    load = LocalCheckpointStore.load_record
     overtaken: list[bool] = []
 
-    def complete_meanwhile(self: LocalSnapshotStore, of: Manifest, operator: OperatorId) -> OperatorRecord:
+    def complete_meanwhile(self: LocalCheckpointStore, of: Manifest, operator: OperatorId) -> OperatorRecord:
         record = load(self, of, operator)
         if not overtaken:
-            overtaken.append(store.store_manifest(manifest) == manifest)
+            overtaken.append(store.checkpoints.store_manifest(manifest) == manifest)
         return record
 
-    monkeypatch.setattr(LocalSnapshotStore, "load_record", complete_meanwhile)
+    monkeypatch.setattr(LocalCheckpointStore, "load_record", complete_meanwhile)
     keep_only(store, Epoch(1))
     monkeypatch.undo()
     assert overtaken == [True]
-    assert store.epochs() == [1, 2]
-    assert store.damage(pending) == []
+    assert store.checkpoints.epochs() == [1, 2]
+    assert store.checkpoints.damage(pending) == []
 
 
-def test_collecting_while_checkpoints_complete_loses_nothing(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_collecting_while_checkpoints_complete_loses_nothing(store: LocalStore, spark: SparkDir) -> None:
     done = threading.Event()
     failures: list[BaseException] = []
 
     def collect_on() -> None:
         while not done.is_set():
             try:
-                collect(store, store.epochs()[:-2])
+                collect(store, store.checkpoints.epochs()[:-2])
             except BaseException as error:  # noqa: BLE001
                 failures.append(error)
                 return
@@ -606,7 +602,7 @@ def test_collecting_while_checkpoints_complete_loses_nothing(store: LocalSnapsho
         for epoch in range(1, 15):
             spark.run(2 + epoch, state=f"of epoch {epoch}")
             record = checkpoint(store, spark, epoch, 2 + epoch)
-            assert store.damage(record) == []
+            assert store.checkpoints.damage(record) == []
     finally:
         done.set()
         collector.join()
@@ -614,25 +610,25 @@ def test_collecting_while_checkpoints_complete_loses_nothing(store: LocalSnapsho
 
 
 def test_collecting_killed_in_the_middle_of_an_epoch_leaves_nothing_of_it_and_is_finished_by_the_next(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
+    store: LocalStore, layout: Layout, spark: SparkDir
 ) -> None:
     for epoch, batch in ((1, 0), (2, 1), (3, 2)):
         checkpoint(store, spark, epoch, batch)
-    third = store.load_record(store.load_manifest(Epoch(3)), TOTALS)
+    third = store.checkpoints.load_record(store.checkpoints.load_manifest(Epoch(3)), TOTALS)
     for left in ([2, 3], [3]):
         assert is_killed_at("mid-collect", lambda: keep_only(store, Epoch(3)))
         # Not a record without its manifest: it would look like a checkpoint that has lost it.
         assert sorted(int(path.name) for path in layout.checkpoints.iterdir() if path.name.isdigit()) == left
         assert len(list(layout.checkpoints.glob(".tmp-*"))) == 1
-        assert LocalSnapshotStore(layout).epochs() == left
-        assert LocalSnapshotStore(layout).damage(third) == []
-    assert keep_only(LocalSnapshotStore(layout), Epoch(3)) == []
+        assert LocalStore.open(layout, ReplayGuard()).checkpoints.epochs() == left
+        assert LocalStore.open(layout, ReplayGuard()).checkpoints.damage(third) == []
+    assert keep_only(LocalStore.open(layout, ReplayGuard()), Epoch(3)) == []
     assert blobs(layout) == hashes(third)
     assert [int(path.name) for path in layout.checkpoints.iterdir()] == [3]
 
 
 def test_collecting_with_an_unreadable_manifest_deletes_no_content(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
+    store: LocalStore, layout: Layout, spark: SparkDir
 ) -> None:
     """What it reaches is not known; keeping too much is the safe side."""
     checkpoint(store, spark, 1, 0)
@@ -643,10 +639,10 @@ def test_collecting_with_an_unreadable_manifest_deletes_no_content(
     with pytest.raises(DamagedRecordError):
         keep_only(store, Epoch(2), Epoch(3))
     assert blobs(layout) == before
-    assert store.damage(second) == store.damage(third) == []
+    assert store.checkpoints.damage(second) == store.checkpoints.damage(third) == []
 
 
-def test_records_of_later_pending_epochs_stay(store: LocalSnapshotStore, layout: Layout, spark: SparkDir) -> None:
+def test_records_of_later_pending_epochs_stay(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     checkpoint(store, spark, 1, 0)
     checkpoint(store, spark, 2, 1)
     record_of(store, spark, 3, 2)
@@ -655,9 +651,7 @@ def test_records_of_later_pending_epochs_stay(store: LocalSnapshotStore, layout:
     assert not layout.checkpoint(Epoch(1)).exists()
 
 
-def test_folders_of_others_do_not_stop_the_collection(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
-) -> None:
+def test_folders_of_others_do_not_stop_the_collection(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     checkpoint(store, spark, 1, 0)
     checkpoint(store, spark, 2, 1)
     (layout.checkpoints / "lost+found").mkdir()
@@ -668,65 +662,65 @@ def test_folders_of_others_do_not_stop_the_collection(
 
 
 def test_a_new_process_clears_pins_and_keeps_everything_else(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
+    store: LocalStore, layout: Layout, spark: SparkDir
 ) -> None:
     record = checkpoint(store, spark, 1, 1)
-    store.pin(TOTALS, Epoch(2), spark.root, store.files_of(spark.root, BatchId(2)))
-    again = LocalSnapshotStore(layout)
+    store.checkpoints.hold(TOTALS, Epoch(2), spark.root, store.query_dirs.files_of(spark.root, BatchId(2)))
+    again = LocalStore.open(layout, ReplayGuard())
     assert list(layout.pins.iterdir()) == []
-    assert again.damage(record) == []
+    assert again.checkpoints.damage(record) == []
 
 
-def test_what_a_dead_process_had_claimed_is_collected(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir
-) -> None:
+def test_what_a_dead_process_had_claimed_is_collected(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     kept = checkpoint(store, spark, 1, 0)
     record_of(store, spark, 2, 2)
-    keep_only(LocalSnapshotStore(layout), Epoch(1))
+    keep_only(LocalStore.open(layout, ReplayGuard()), Epoch(1))
     assert blobs(layout) == hashes(kept)
 
 
-def test_a_generation_is_created_once_and_the_first_stays(store: LocalSnapshotStore) -> None:
+def test_a_generation_is_created_once_and_the_first_stays(store: LocalStore) -> None:
     record: GenerationRecord = stored_records.EXAMPLES["generation"]
-    assert store.create_generation(record)
-    assert not store.create_generation(record)
-    assert store.generations() == [record]
+    assert store.generations.create(record)
+    assert not store.generations.create(record)
+    assert store.generations.load_all() == [record]
 
 
-def test_generations_come_in_ascending_order(store: LocalSnapshotStore, layout: Layout) -> None:
+def test_generations_come_in_ascending_order(store: LocalStore, layout: Layout) -> None:
     record: GenerationRecord = stored_records.EXAMPLES["generation"]
     for number in (2, 9, 10):
-        assert store.create_generation(replace(record, generation=Generation(number)))
-    assert not store.create_generation(replace(record, generation=Generation(5))), "a newer one has taken over"
+        assert store.generations.create(replace(record, generation=Generation(number)))
+    assert not store.generations.create(replace(record, generation=Generation(5))), "a newer one has taken over"
     (layout.generations / ".tmp-000011.json-beef").write_bytes(b"{")
-    assert [one.generation for one in store.generations()] == [2, 9, 10]
+    assert [one.generation for one in store.generations.load_all()] == [2, 9, 10]
 
 
-def test_a_file_of_a_snapshot_is_named_in_what_is_wrong_with_it(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_a_file_of_a_snapshot_is_named_in_what_is_wrong_with_it(store: LocalStore, spark: SparkDir) -> None:
     record = record_of(store, spark, 1, 1)
     stray = SnapshotFile(path="state/0/0/9.delta", sha256="0" * 64, size_bytes=1)
-    assert store.damage(replace(record, shared=[stray])) == ["state/0/0/9.delta: blob 000000000000 is missing"]
+    assert store.checkpoints.damage(replace(record, shared=[stray])) == [
+        "state/0/0/9.delta: blob 000000000000 is missing"
+    ]
 
 
 # ------------------------------------------------------------------------------------------------- small files
 
 
 def test_inline_files_are_restored_from_the_record_alone(
-    store: LocalSnapshotStore, layout: Layout, spark: SparkDir, tmp_path: Path
+    store: LocalStore, layout: Layout, spark: SparkDir, tmp_path: Path
 ) -> None:
     record = checkpoint(store, spark, 1, 1)
     assert {file.path for file in record.shared} >= {"offsets/1", "commits/1", "metadata"}
     assert all(file.content is not None for file in record.shared)
     assert blobs(layout) == {file.sha256 for subtask in record.subtasks for file in subtask.files}
-    loaded = store.load_record(store.load_manifest(Epoch(1)), TOTALS)
-    store.restore(loaded, tmp_path / "restored")
+    loaded = store.checkpoints.load_record(store.checkpoints.load_manifest(Epoch(1)), TOTALS)
+    store.query_dirs.restore(loaded, tmp_path / "restored")
     taken = content_of(spark.root)
     assert {name: taken[name] for name in content_of(tmp_path / "restored")} == content_of(tmp_path / "restored")
 
 
-def test_inline_content_that_does_not_match_its_hash_is_damage(store: LocalSnapshotStore, spark: SparkDir) -> None:
+def test_inline_content_that_does_not_match_its_hash_is_damage(store: LocalStore, spark: SparkDir) -> None:
     record = checkpoint(store, spark, 1, 1)
-    assert store.damage(record) == []
+    assert store.checkpoints.damage(record) == []
     spoiled = replace(record, shared=[replace(record.shared[0], content=b"something else"), *record.shared[1:]])
-    [problem] = store.damage(spoiled)
+    [problem] = store.checkpoints.damage(spoiled)
     assert record.shared[0].path in problem

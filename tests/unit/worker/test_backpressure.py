@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cutline.channels.log import ChannelLog
-from cutline.model.ids import OperatorId, Position
+from cutline.model.ids import Generation, OperatorId, Position
+from cutline.protocol.messages.wire import Consumed
 from cutline.worker.backpressure import Credits, StopAtBoundary
 from tests.support.channels import append_barrier, append_batch, open_log
 
@@ -24,6 +25,13 @@ def log(tmp_path: Path) -> ChannelLog:
 
 def credits_of(log: ChannelLog, *consumers: OperatorId, entries: int = 2, size_bytes: int = 1_000) -> Credits:
     return Credits(log, consumers, entries=entries, size_bytes=size_bytes)
+
+
+def read(consumer: OperatorId, position: int, generation: int = 1) -> Consumed:
+    """A consumer's report."""
+    return Consumed(
+        channel=OperatorId("op"), consumer=consumer, generation=Generation(generation), position=Position(position)
+    )
 
 
 class Waiting:
@@ -72,7 +80,7 @@ def test_a_full_channel_holds_the_producer_until_its_consumer_has_read(log: Chan
     append_batch(log)
     waiting = Waiting(credit)
     assert waiting.is_held()
-    assert waiting.ends_after(lambda: credit.consumed(LEFT, Position(1))) == "room"
+    assert waiting.ends_after(lambda: credit.reported(read(LEFT, 1))) == "room"
     assert not credit.is_waiting()
 
 
@@ -81,14 +89,14 @@ def test_too_many_bytes_hold_the_producer_too(log: ChannelLog) -> None:
     append_batch(log, content=b"x" * 10)
     waiting = Waiting(credit)
     assert waiting.is_held()
-    assert waiting.ends_after(lambda: credit.consumed(LEFT, Position(1))) == "room"
+    assert waiting.ends_after(lambda: credit.reported(read(LEFT, 1))) == "room"
 
 
 def test_one_batch_larger_than_the_channel_gets_through(log: ChannelLog) -> None:
     credit = credits_of(log, LEFT, size_bytes=10)
     credit.begin_batch()
     append_batch(log, content=b"x" * 500)
-    credit.consumed(LEFT, Position(1))
+    credit.reported(read(LEFT, 1))
     credit.begin_batch()
 
 
@@ -96,10 +104,10 @@ def test_the_slowest_consumer_decides(log: ChannelLog) -> None:
     credit = credits_of(log, LEFT, RIGHT)
     append_batch(log)
     append_batch(log)
-    credit.consumed(LEFT, Position(2))
+    credit.reported(read(LEFT, 2))
     waiting = Waiting(credit)
     assert waiting.is_held()
-    assert waiting.ends_after(lambda: credit.consumed(RIGHT, Position(1))) == "room"
+    assert waiting.ends_after(lambda: credit.reported(read(RIGHT, 1))) == "room"
 
 
 def test_barriers_and_empty_entries_take_no_room(log: ChannelLog) -> None:
@@ -123,8 +131,8 @@ def test_a_report_that_comes_late_takes_nothing_back(log: ChannelLog) -> None:
     credit = credits_of(log, LEFT, entries=2)
     for _ in range(3):
         append_batch(log)
-    credit.consumed(LEFT, Position(3))
-    credit.consumed(LEFT, Position(1))
+    credit.reported(read(LEFT, 3))
+    credit.reported(read(LEFT, 1))
     credit.begin_batch()
     assert credit.is_drained()
 
@@ -142,7 +150,7 @@ def test_a_paused_producer_is_not_let_go_by_its_consumers(log: ChannelLog) -> No
     append_batch(log)
     credit.set_paused(True)
     waiting = Waiting(credit)
-    credit.consumed(LEFT, Position(1))
+    credit.reported(read(LEFT, 1))
     assert waiting.is_held()
     assert waiting.ends_after(lambda: credit.set_paused(False)) == "room"
 
@@ -154,7 +162,7 @@ def test_a_full_channel_is_not_opened_by_the_end_of_a_pause(log: ChannelLog) -> 
     waiting = Waiting(credit)
     credit.set_paused(False)
     assert waiting.is_held()
-    assert waiting.ends_after(lambda: credit.consumed(LEFT, Position(1))) == "room"
+    assert waiting.ends_after(lambda: credit.reported(read(LEFT, 1))) == "room"
 
 
 def test_a_stop_ends_the_wait_before_the_batch(log: ChannelLog) -> None:
@@ -179,9 +187,9 @@ def test_a_channel_is_drained_when_every_row_was_read_by_everybody(log: ChannelL
     append_batch(log)
     append_barrier(log, 1)
     append_batch(log, rows=0)
-    credit.consumed(LEFT, Position(1))
+    credit.reported(read(LEFT, 1))
     assert not credit.is_drained()
-    credit.consumed(RIGHT, Position(1))
+    credit.reported(read(RIGHT, 1))
     assert credit.is_drained()
 
 
@@ -189,7 +197,7 @@ def test_the_backlog_is_counted_in_rows_per_consumer(log: ChannelLog) -> None:
     credit = credits_of(log, LEFT, RIGHT)
     append_batch(log, rows=5)
     append_batch(log, rows=7)
-    credit.consumed(LEFT, Position(1))
+    credit.reported(read(LEFT, 1))
     assert credit.backlog() == {LEFT: 7, RIGHT: 12}
 
 
@@ -197,7 +205,19 @@ def test_what_was_truncated_away_takes_no_room(log: ChannelLog) -> None:
     credit = credits_of(log, LEFT, entries=1)
     for _ in range(3):
         append_batch(log)
-    credit.consumed(LEFT, Position(3))
+    credit.reported(read(LEFT, 3))
     log.truncate(Position(3))
     credit.begin_batch()
     assert credit.backlog() == {LEFT: 0}
+
+
+def test_a_consumer_that_was_restored_reads_again(log: ChannelLog) -> None:
+    credit = credits_of(log, LEFT)
+    for _ in range(3):
+        append_batch(log)
+    credit.reported(read(LEFT, 3))
+    assert credit.is_drained()
+    credit.reported(read(LEFT, 1, generation=2))
+    assert credit.backlog() == {LEFT: 2}
+    credit.reported(read(LEFT, 3, generation=1))
+    assert credit.backlog() == {LEFT: 2}, "its former self no longer counts"

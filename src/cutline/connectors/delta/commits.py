@@ -1,7 +1,7 @@
-"""The ways in which an epoch gets into a Delta table's log.
+"""Commits that put an epoch into a Delta table's log.
 
-Appending is left to deltalake, which lets other writers' commits pass in between. Replacing files is written here: it
-holds only on top of the very version it was computed from, and deltalake would let an append of others slip between.
+deltalake does the appends; it accepts commits of other writers in between. Replacing files is implemented here: it is
+valid only on top of the version it was computed from, and deltalake would accept another writer's append in between.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Transaction
     from deltalake.transaction import PostCommitHookProperties
 
-    from cutline.ports import Piece
+    from cutline.model.staging import Piece
 
 
 @dataclass(slots=True)
 class Replacement:
-    """Files that leave the table and files that come into it, both in one version."""
+    """Files removed from the table and files added to it, both in one version."""
 
     #: As the log spells them.
     removed: list[str] = field(default_factory=list)
     added: list[Piece] = field(default_factory=list)
-    #: Those of ``added`` that were written for this very change, and are of no use if it does not happen.
+    #: Those of ``added`` that were written for this change only, and are deleted if it fails.
     written: list[Piece] = field(default_factory=list)
 
 
 def properties(mark: Mark, versions: Mapping[str, int]) -> CommitProperties:
-    """What a commit through deltalake carries beside its files. ``versions``: of further applications.
+    """What a commit through deltalake carries besides its files. ``versions``: of further applications.
 
-    Of two commits that carry the same application and know nothing of each other, deltalake lets only one happen.
+    Of two concurrent commits that carry the same application, deltalake accepts only one.
     """
     from deltalake import CommitProperties
 
@@ -70,7 +70,7 @@ def store_versions(table: DeltaTable, partition_by: Sequence[str], versions: Map
 
 
 def no_hooks() -> PostCommitHookProperties:
-    """Condensing the log is done apart, where its failure is not mistaken for one of the commit."""
+    """The log's checkpoint is written separately, so that its failure is not mistaken for one of the commit."""
     from deltalake.transaction import PostCommitHookProperties
 
     return PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
@@ -113,7 +113,7 @@ def logged_path(path: str) -> str:
 
 
 def replace_files(log: DeltaLog, version: int, change: Replacement, mark: Mark, *, operation: str) -> bool:
-    """Make the change as exactly this version, durably. False: somebody else made a version of that number."""
+    """Make the change as exactly this version, durably. False: another writer made that version."""
     now_ms = time.time_ns() // 1_000_000
     info = {
         "timestamp": now_ms,

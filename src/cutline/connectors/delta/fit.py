@@ -1,4 +1,4 @@
-"""Whether rows may be added to, or replaced in, an existing Delta table by naming files in its log; if not, why."""
+"""Why rows cannot be added to, or replaced in, an existing Delta table by naming files in its log."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from cutline.errors import SinkError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
 #: Properties that make Delta's writers compute or check something that naming finished files cannot.
 _REFUSED_PROPERTIES = {
     "delta.columnMapping.mode": ("none", "files would need the physical column names"),
     "delta.enableRowTracking": ("false", "added files would need row ids"),
 }
-#: What replacing files would break, beside that.
+#: Further properties that replacing files would violate.
 _REFUSED_WHEN_REPLACING = {
     "delta.appendOnly": ("false", "nothing in it may be replaced"),
     "delta.enableChangeDataFeed": ("false", "rows that only move to another file would show as changes"),
-    "delta.enableDeletionVectors": ("false", "rows that were deleted so would come back"),
+    "delta.enableDeletionVectors": ("false", "rows deleted that way would reappear"),
 }
-#: What a table may ask of writers that this one knows how to honour, or that the checks above exclude in use.
+#: Writer features that this writer supports, or whose use the checks above exclude.
 _KNOWN_FEATURES = frozenset(
     {
         "appendOnly",
@@ -46,8 +49,27 @@ _REFUSED_COLUMN_METADATA = {
 }
 
 
+def fit_problems(
+    table: DeltaTable, rows: pa.Schema, files: pa.Schema, partition_by: tuple[str, ...], *, replaces: bool
+) -> list[str]:
+    """Why files of this schema cannot become part of the table. ``replaces``: and replace others."""
+    import pyarrow as pa
+    from deltalake import Schema
+
+    # The files' schema allows nulls everywhere; only the schema of the rows says where nulls can occur.
+    strict = pa.schema([field.with_nullable(rows.field(field.name).nullable) for field in files])
+    problems = property_problems(table.metadata().configuration, replaces=replaces)
+    if replaces:
+        protocol = table.protocol()
+        problems += feature_problems(protocol.min_writer_version, protocol.writer_features)
+    problems += schema_problems(Schema.from_arrow(strict).to_json(), table.schema().to_json())
+    if (found := tuple(table.metadata().partition_columns)) != partition_by:
+        problems.append(f"it is partitioned by {found or 'nothing'}, the sink by {partition_by or 'nothing'}")
+    return problems
+
+
 def property_problems(configuration: Mapping[str, str | None], *, replaces: bool = False) -> list[str]:
-    """What in the table's properties stands against it. ``replaces``: not only adding, but replacing files."""
+    """Why the table's properties forbid it. ``replaces``: not only adding, but replacing files."""
     refused = _REFUSED_PROPERTIES | (_REFUSED_WHEN_REPLACING if replaces else {})
     problems = [
         f"{key} is {configuration[key]}: {reason}"
@@ -59,25 +81,25 @@ def property_problems(configuration: Mapping[str, str | None], *, replaces: bool
 
 
 def check_removable(configuration: Mapping[str, str | None], path: Path) -> None:
-    """Refuse to take back anything from a table in which nothing may be taken back."""
+    """Refuse to rewind a table from which nothing may be removed."""
     if (configuration.get("delta.appendOnly") or "false").lower() == "true":
         raise SinkError(
-            "the table is append-only, so nothing can be taken back",
+            "the table is append-only and cannot be rewound",
             next_step="restore the flow without rewinding this sink, or unset delta.appendOnly",
             path=path,
         )
 
 
 def feature_problems(writer_version: int, writer_features: Sequence[str] | None) -> list[str]:
-    """What the table asks of those who write its log themselves, and this writer does not know."""
+    """Features that the table requires of writers of its log and that this writer lacks."""
     if writer_version <= _LAST_VERSION_WITHOUT_FEATURES:
         return []
     unknown = sorted(set(writer_features or ()) - _KNOWN_FEATURES)
-    return [f"it asks writers for {', '.join(unknown)}"] if unknown else []
+    return [f"it requires writers to support {', '.join(unknown)}"] if unknown else []
 
 
 def schema_problems(rows: str, table: str) -> list[str]:
-    """What in the schemas (both as Delta's JSON) stands against it. The order of columns does not matter."""
+    """Why the schemas (both as Delta's JSON) do not fit. The order of columns does not matter."""
     row_type, table_type = msgspec.json.decode(rows), msgspec.json.decode(table)
     problems = _type_problems("", row_type, table_type)
     for column in table_type["fields"]:
@@ -115,7 +137,7 @@ def _struct_problems(path: str, rows: list[Any], table: list[Any]) -> list[str]:
             continue
         problems += _type_problems(name, column["type"], target["type"])
         problems += _null_problems(name, column["nullable"], target["nullable"])
-    # Delta reads a column that a file lacks as null, which only a nullable column may be.
+    # Delta reads a column that a file lacks as null, so the column must be nullable.
     problems += [
         f"{path}.{column['name']}".lstrip(".") + " is not in the rows and may not be null in the table"
         for column in targets.values()

@@ -1,7 +1,7 @@
-"""What a Delta table's log says about this sink: which commits are ours, what they published, where to go back to.
+"""What a Delta table's log says about this sink: its commits, what they published, which version a rewind restores.
 
-The log is read file by file, because deltalake's ``history`` leaves out commits that carry no commitInfo and then
-numbers all older ones wrongly: rewinding by it could restore the wrong version.
+The log is read file by file, because deltalake's ``history`` omits commits without commitInfo and then numbers all
+older ones wrongly: a rewind based on it could restore the wrong version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cutline.errors import InvariantViolation, SinkError
 from cutline.model.ids import Epoch
 
 _APP_PREFIX = "cutline"
-#: The key in a commit's commitInfo under which a Mark stands.
+#: The key of a Mark in a commit's commitInfo.
 MARK_KEY = "cutline"
 #: Actions that leave the rows and the schema as they are.
 _HARMLESS = frozenset({"commitInfo", "txn"})
@@ -32,12 +32,12 @@ def app_id(flow: str, sink: str) -> str:
 
 
 def rewound_id(flow: str, sink: str) -> str:
-    """The application whose version is the highest epoch that a rewind took away."""
+    """The application whose version is the highest epoch that a rewind removed."""
     return f"{app_id(flow, sink)}/rewound"
 
 
 def claim_id(flow: str, sink: str) -> str:
-    """The application whose version says who may publish: the number of the newest claim."""
+    """The application whose version is the number of the newest claim: only its holder may publish."""
     return f"{app_id(flow, sink)}/claim"
 
 
@@ -47,7 +47,7 @@ def parts_of_app_id(app: str) -> tuple[str, str]:
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of our commits did, kept inside that commit."""
+    """What a commit of a Cutline sink did, stored in that commit."""
 
     app: str
     kind: Literal["publish", "rewind"]
@@ -61,7 +61,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedCommit:
-    """One version of the table, as far as a sink needs to know it."""
+    """One version of the table: what a sink needs to know of it."""
 
     version: int
     mark: Mark | None
@@ -69,7 +69,7 @@ class LoggedCommit:
     timestamp_ms: int
     #: Whether it may have changed rows or schema.
     is_change: bool
-    #: Files it made part of the table, relative to the table's folder, as they are called on disk.
+    #: Files it added to the table, relative to the table's folder, as named on disk.
     added: frozenset[str]
 
 
@@ -80,23 +80,31 @@ class DeltaLog:
     folder: Path
 
     def commits(self, newest: int) -> Iterator[LoggedCommit]:
-        """From version ``newest`` down, as far back as the log reaches. Lists nothing: a log can be very long."""
+        """From version ``newest`` down, as far back as the log reaches. Lists no folder: a log can be very long."""
         for version in range(newest, -1, -1):
             try:
                 text = self.file_of(version).read_text()
-            except FileNotFoundError:  # older versions were cleaned away up to a checkpoint
+            except FileNotFoundError:  # log cleanup deleted the versions before a checkpoint
                 return
             yield _parse(version, text)
 
-    def find_publish(self, newest: int, app: str, epoch: Epoch) -> LoggedCommit | None:
-        """The commit that published this epoch, if the log still reaches back to it."""
+    def find_publish(self, newest: int, app: str, published: Epoch, epoch: Epoch) -> LoggedCommit | None:
+        """The commit that published this epoch, if it was not rewound and the log still reaches back to it.
+
+        ``published``: the newest epoch. From there each publication names the one before it; this chain leaves out
+        those that a rewind removed.
+        """
+        if epoch > published:
+            return None
+        standing = published
         for commit in self.commits(newest):
             mark = commit.mark
-            if mark is None or mark.app != app or mark.kind != "publish":
+            if mark is None or mark.app != app or mark.kind != "publish" or mark.after != standing:
                 continue
-            if mark.after == epoch:
+            if standing == epoch:
                 return commit
-            if mark.after < epoch:  # epochs only grow, so it cannot come any more
+            standing = mark.before
+            if standing < epoch:
                 return None
         return None
 
@@ -107,9 +115,9 @@ class DeltaLog:
         return next(own, None)
 
     def rewind_target(self, newest: int, app: str, published: Epoch, epoch: Epoch) -> tuple[int, Epoch]:
-        """The newest version in which nothing above ``epoch`` was published, and what was newest then.
+        """The newest version in which no epoch above ``epoch`` was published, and the newest epoch in it.
 
-        Raises SinkError if somebody else changed the table since: that change would be lost.
+        Raises SinkError if another writer changed the table since: that change would be lost.
         """
         current = published
         for commit in self.commits(newest):
@@ -124,8 +132,8 @@ class DeltaLog:
                 current = mark.before
             elif commit.is_change:
                 raise SinkError(
-                    f"somebody else changed the table since (version {commit.version}, {commit.operation})",
-                    next_step="restore the flow without rewinding this sink and delete the doubled rows by hand, "
+                    f"another writer changed the table since (version {commit.version}, {commit.operation})",
+                    next_step="restore the flow without rewinding this sink and delete the duplicate rows by hand, "
                     "or undo the other change first",
                     epoch=epoch,
                     path=self.folder.parent,
@@ -150,7 +158,7 @@ class DeltaLog:
         return reachable
 
     def named_since(self, newest: int, timestamp_ms: int) -> set[str]:
-        """Every file that a commit from this time on has made part of the table, even if it was removed again."""
+        """Every file that a commit since this time has added to the table, even if it was removed again."""
         named: set[str] = set()
         for commit in self.commits(newest):
             if commit.timestamp_ms < timestamp_ms:

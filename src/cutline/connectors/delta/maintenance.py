@@ -1,4 +1,4 @@
-"""Condensing a Delta table's log now and then, as Delta's writers do."""
+"""Periodic checkpoints of a Delta table's log, as Delta's writers make them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECKPOINT_INTERVAL = 100
 _log = get_logger(__name__)
 
 
-def condense(table: DeltaTable, log: DeltaLog, seen: int) -> bool:
+def write_log_checkpoint(table: DeltaTable, log: DeltaLog, seen: int) -> bool:
     """Write a checkpoint of the log if one is due since version ``seen``. Only reading gets slower if it fails."""
     from deltalake.exceptions import DeltaError
 

@@ -1,4 +1,4 @@
-"""Reading a Delta table by the epochs of a sink: as of one, or what came after one."""
+"""Reads a Delta table by the epochs of a sink: as of one, or what later ones added."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 
 from cutline.connectors.delta.log import DeltaLog, app_id, parts_of_app_id, rewound_id
 from cutline.connectors.parquet.reader import file_batches
-from cutline.connectors.reading import check_stands, nothing_there, refuse_after
+from cutline.connectors.reading import check_still_published, nothing_published, refuse_after
 from cutline.connectors.rows import storable_schema
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch
-from cutline.ports import Published, Wish
+from cutline.ports.reading import ReadRequest, ReadResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-#: How many of the newest versions are looked at to see who writes to the table.
+#: How many of the newest versions are searched for the sinks that write to the table.
 _VERSIONS_ASKED = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
-    """A commit that published an epoch which still stands."""
+    """A commit that published an epoch which was not rewound."""
 
     version: int
     epoch: Epoch
@@ -35,32 +35,32 @@ class Addition:
     files: frozenset[str]
 
 
-def read_table(path: Path, log: DeltaLog, wish: Wish, *, appends: bool) -> Published:
-    """``appends``: whether the sink only adds files, so that the files that an epoch added are its rows."""
+def read_table(path: Path, log: DeltaLog, request: ReadRequest, *, appends: bool) -> ReadResult:
+    """``appends``: the sink only adds files, so that the files that an epoch added hold its rows."""
     from deltalake import DeltaTable
 
-    if wish.after and not appends:
+    if request.after and not appends:
         raise refuse_after("rows of this sink replace others")
     if not DeltaTable.is_deltatable(str(path)):
-        raise nothing_there(path)
+        raise nothing_published(path)
     table = DeltaTable(str(path))
-    flow, sink = _owner(log, table.version(), wish, path)
+    flow, sink = _owner(log, table.version(), request, path)
     published = Epoch(table.transaction_version(app_id(flow, sink)) or NO_EPOCH)
     rewound = Epoch(table.transaction_version(rewound_id(flow, sink)) or NO_EPOCH)
     standing = _standing(log, table.version(), app_id(flow, sink), published)
-    later = _later_than(wish.after or wish.as_of, published, standing, path)
-    check_stands(wish, [published, *(addition.before for addition in later)], rewound=rewound)
-    too_new = [addition for addition in later if not wish.reaches(addition.epoch)]
+    later = _later_than(request.after or request.as_of, published, standing, path)
+    check_still_published(request, [published, *(addition.before for addition in later)], rewound=rewound)
+    too_new = [addition for addition in later if not request.reaches(addition.epoch)]
     if too_new:
         table.load_as_version(too_new[-1].version - 1)
         published = too_new[-1].before
     schema = storable_schema(_schema_of(table))
-    if wish.after:
-        files = [name for addition in later if wish.reaches(addition.epoch) for name in sorted(addition.files)]
-        return Published(
+    if request.after:
+        files = [name for addition in later if request.reaches(addition.epoch) for name in sorted(addition.files)]
+        return ReadResult(
             flow=flow, sink=sink, epoch=published, schema=schema, batches=lambda: _added(table, files, schema, path)
         )
-    return Published(flow=flow, sink=sink, epoch=published, schema=schema, batches=lambda: _all(table, schema))
+    return ReadResult(flow=flow, sink=sink, epoch=published, schema=schema, batches=lambda: _all(table, schema))
 
 
 def _all(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -74,14 +74,14 @@ def _added(table: DeltaTable, files: list[str], schema: pa.Schema, path: Path) -
         yield from file_batches([str(path / name) for name in files], schema, partition_by, path)
     except FileNotFoundError as error:
         raise SinkError(
-            "files of these epochs were compacted and vacuumed away",
+            "files of these epochs were compacted and deleted by a vacuum",
             next_step="read without after=, or more often than the table is vacuumed",
             path=path,
         ) from error
 
 
 def _later_than(until: Epoch | None, published: Epoch, standing: Iterator[Addition], path: Path) -> list[Addition]:
-    """The commits since the epoch that was asked for, newest first."""
+    """The commits since the requested epoch, newest first."""
     if until is None or published <= until:
         return []
     found = []
@@ -98,7 +98,7 @@ def _later_than(until: Epoch | None, published: Epoch, standing: Iterator[Additi
 
 
 def _standing(log: DeltaLog, newest: int, app: str, published: Epoch) -> Iterator[Addition]:
-    """The commits whose epochs stand, newest first: what a rewind has taken back is left out."""
+    """The commits whose epochs are still published, newest first; rewound ones are left out."""
     stands = published
     for commit in log.commits(newest):
         mark = commit.mark
@@ -107,20 +107,22 @@ def _standing(log: DeltaLog, newest: int, app: str, published: Epoch) -> Iterato
             stands = mark.before
 
 
-def _owner(log: DeltaLog, newest: int, wish: Wish, path: Path) -> tuple[str, str]:
-    """Whose epochs are meant: the one who is named, or the only one who has published of late."""
-    if wish.flow is not None and wish.sink is not None:
-        return wish.flow, wish.sink
+def _owner(log: DeltaLog, newest: int, request: ReadRequest, path: Path) -> tuple[str, str]:
+    """The flow and sink whose epochs are read: the named ones, or the only ones that published recently."""
+    if request.flow is not None and request.sink is not None:
+        return request.flow, request.sink
     marks = (commit.mark for commit in islice(log.commits(newest), _VERSIONS_ASKED))
     owners = {parts_of_app_id(mark.app) for mark in marks if mark is not None}
-    fitting = [(flow, sink) for flow, sink in owners if wish.flow in (None, flow) and wish.sink in (None, sink)]
+    fitting = [(flow, sink) for flow, sink in owners if request.flow in (None, flow) and request.sink in (None, sink)]
     if len(fitting) == 1:
         return fitting[0]
     if not owners:
-        return wish.flow or "", wish.sink or ""  # nothing is published yet
+        return request.flow or "", request.sink or ""  # nothing is published yet
     known = ", ".join(sorted(f"{flow}/{sink}" for flow, sink in owners))
     raise SinkError(
-        f"several sinks write to the table ({known})" if fitting else "no such sink has published to the table of late",
+        f"several sinks write to the table ({known})"
+        if fitting
+        else "no such sink has published to the table recently",
         next_step="name the flow= and the sink's name=",
         path=path,
     )

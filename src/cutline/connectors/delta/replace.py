@@ -1,7 +1,7 @@
-"""What an epoch replaces in a Delta table: rows of the same keys, or whole partitions.
+"""What an epoch replaces in a Delta table: rows with the same keys, or whole partitions.
 
-Of the table only those files are read whose statistics allow a match, first their key columns alone; only files with a
-match are written anew, row group by row group. So the driver's memory is bounded by the epoch's keys and a row group.
+Only files whose statistics allow a match are read, at first only their key columns; only files with a match are
+rewritten, row group by row group. So the driver's memory is bounded by the epoch's keys and a row group.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    from cutline.ports import Piece, StageAttempt, StagedBatch
+    from cutline.model.staging import Piece, StagedBatch
+    from cutline.ports.sinks import StageAttempt
 
-#: Number of a row among all rows of the epoch, or of a file; no column of the user's is called so.
+#: Number of a row among all rows of the epoch, or of a file; no user column has this name.
 _ROW = "\x00row"
 
 
@@ -65,7 +66,7 @@ def files_of(table: DeltaTable, partition_by: Sequence[str]) -> list[TableFile]:
 
 
 def check_whole(root: Path, version: int) -> None:
-    """Refuse to go back to a version whose files are no longer all there."""
+    """Refuse to restore a version if some of its files are gone."""
     from deltalake import DeltaTable
 
     for file in files_of(DeltaTable(str(root), version=version), ()):
@@ -79,9 +80,9 @@ def check_whole(root: Path, version: int) -> None:
 
 
 def overwritten_partitions(files: Sequence[TableFile], staged: Sequence[StagedBatch]) -> Replacement:
-    """Every partition that a batch brings is replaced by what that batch brings; of several batches the newest wins.
+    """A batch replaces every partition that it has rows for; of several batches the newest wins.
 
-    By batch and not by epoch, because where an epoch ends is chance: the table must not depend on it.
+    By batch and not by epoch, because the end of an epoch is arbitrary: the table must not depend on it.
     """
     newest: dict[frozenset[tuple[str, str | None]], list[Piece]] = {}
     for batch in staged:
@@ -96,7 +97,7 @@ def overwritten_partitions(files: Sequence[TableFile], staged: Sequence[StagedBa
 
 
 class Upsert:
-    """Computes what the rows of an epoch replace; writes the files that are needed for it."""
+    """Computes what the rows of an epoch replace, and writes the files for it."""
 
     def __init__(
         self, root: Path, key: Sequence[str], schema: pa.Schema, partition_by: tuple[str, ...], attempt: StageAttempt
@@ -117,7 +118,7 @@ class Upsert:
         self._partition_by = partition_by
 
     def replacement(self, files: Sequence[TableFile], pieces: Sequence[Piece]) -> Replacement:
-        """Of equal keys in the epoch the last one stays, of those in the table none."""
+        """The last row of each key in the epoch replaces all rows with that key in the table."""
         change = Replacement()
         keys = self._newest_rows(pieces, change)
         values = {name: self._values_of(keys, name) for name in self._key}
@@ -132,14 +133,14 @@ class Upsert:
         return change
 
     def discard(self, change: Replacement) -> None:
-        """Delete what was written for a change that did not happen."""
+        """Delete the files written for a change that did not happen."""
         for piece in change.written:
             (self._root / piece["path"]).unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ the epoch's own rows
 
     def _newest_rows(self, pieces: Sequence[Piece], change: Replacement) -> pa.Table:
-        """The epoch's keys, each once. Files whose every row is newest are taken as the executors wrote them."""
+        """The epoch's keys, each once. Files in which every row is newest are added as the executors wrote them."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -159,7 +160,7 @@ class Upsert:
             if len(kept) == piece["rows"]:
                 change.added.append(piece)
             else:
-                # Named as removed although it never was part of the table: so that a vacuum finds it.
+                # Listed as removed although it never was part of the table, so that a vacuum finds it.
                 change.removed.append(logged_path(piece["path"]))
                 lost = np.setdiff1d(np.arange(piece["rows"]), kept)
                 self._write_without(self._root / piece["path"], piece["partition"], lost, change)
@@ -205,7 +206,7 @@ class Upsert:
         return table.append_column(_ROW, pa.array(np.arange(start, start + table.num_rows)))
 
     def _batches(self, path: Path, partition: Mapping[str, str | None], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The file's rows in these columns; those it lacks are partition values, or null."""
+        """The file's rows in these columns; columns it lacks are partition values, or null."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -223,16 +224,16 @@ class Upsert:
         except FileNotFoundError as error:
             raise SinkError(
                 "a file of the table is gone, so its rows cannot be replaced",
-                next_step="restore the table to a version that is whole",
+                next_step="restore the table to a version whose files all exist",
                 path=path,
             ) from error
 
     def _write_without(self, path: Path, partition: Mapping[str, str | None], lost: Any, change: Replacement) -> None:
-        """Write the file anew without some of its rows; without all of them, write nothing."""
+        """Rewrite the file without some of its rows; write nothing if none remain."""
         import numpy as np
         import pyarrow as pa
 
-        # Unique: another try, of this process or a zombie, must never write the same file.
+        # Unique: another attempt, by this process or a zombie, must never write the same file.
         attempt = f"{self._attempt.attempt}-{secrets.token_hex(6)}"
         writer = self._stager.open(_renamed(self._attempt, attempt))
         start = 0
@@ -255,7 +256,7 @@ def _renamed(attempt: StageAttempt, name: str) -> StageAttempt:
 
 
 def _has_sharp_bounds(kind: pa.DataType) -> bool:
-    """Whether every writer's bounds really bound: some cut timestamps to milliseconds."""
+    """Whether every writer's bounds are exact: some truncate timestamps to milliseconds."""
     import pyarrow as pa
 
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind))

@@ -1,7 +1,7 @@
-"""Per-file statistics in Delta's form, read off the Parquet footer that was just written.
+"""Per-file statistics in Delta's form, taken from the Parquet footer that was just written.
 
-A wrong bound makes a reader skip rows that match its filter, so whatever is not certain is left out: bounds are
-optional in Delta, and widened where the format is coarser than the data.
+A wrong bound makes a reader skip rows that match its filter, so uncertain bounds are left out: they are optional in
+Delta. Where the format is coarser than the data, bounds are widened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Delta's own default for how many columns get statistics.
 MOST_COLUMNS = 32
-#: Longer strings are cut, as Delta's other writers do; statistics are kept in every snapshot.
+#: Longer strings are truncated, as Delta's other writers do; statistics are part of every snapshot.
 MOST_CHARACTERS = 32
 
 _LAST_CHARACTER = "\U0010ffff"
@@ -76,7 +76,7 @@ def _leaves_of(path: Path, kind: pa.DataType, *, flat: bool) -> Iterator[tuple[P
 
 
 def _may_hide_nan(kind: pa.DataType, path: Path, has_nan: set[str]) -> bool:
-    """Parquet's bounds pass over NaN, while Spark sorts it above everything."""
+    """Parquet's bounds ignore NaN, while Spark sorts it above everything."""
     import pyarrow as pa
 
     return pa.types.is_floating(kind) and (len(path) > 1 or path[0] in has_nan)
@@ -119,7 +119,7 @@ def _upper(kind: pa.DataType, chunks: list[Any]) -> Any:
 def _timestamp(milliseconds: int, *, zoned: bool) -> str | None:
     try:
         text = (_EPOCH + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds")
-    except OverflowError:  # a year that Python cannot name
+    except OverflowError:  # a year that Python cannot represent
         return None
     return text + "Z" if zoned else text
 
@@ -139,4 +139,4 @@ def _number(kind: pa.DataType, value: Any) -> Any:
     if pa.types.is_decimal(kind):
         # Written out in full: not every reader of decimals takes 1E-7.
         return msgspec.Raw(f"{value:f}".encode())
-    return value if pa.types.is_integer(kind) else None  # bounds of booleans and binaries would help nobody
+    return value if pa.types.is_integer(kind) else None  # bounds of booleans and binaries are of no use

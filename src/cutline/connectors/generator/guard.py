@@ -1,7 +1,7 @@
 """Whether a generator would give the same rows again.
 
-It keeps nothing: its rows are a function of its settings. So none can be missing, but with other settings the rows of
-the same numbers would be other rows.
+It stores no rows: they are a function of its settings. So none can be missing, but other settings give other rows for
+the same numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cutline.ports.inspection import FileProblem, SourceReport
 def check(position: bytes | None, latest: bytes | None, planned: Sequence[bytes]) -> SourceReport:
     """Whether all after ``position`` would be the same rows again.
 
-    ``planned``: the settings of the generators that the operator reads now; none: nobody knows.
+    ``planned``: the settings of the generators that the operator reads now; empty: unknown.
     """
     start, now = parse_position(position), _planned(planned)
     if start is None or not now:
@@ -43,7 +43,7 @@ def check(position: bytes | None, latest: bytes | None, planned: Sequence[bytes]
 
 
 def moved(positions: Sequence[bytes], planned: Sequence[bytes]) -> list[bytes]:
-    """The position, and those of batches planned after it, moved into the rows that there are now."""
+    """The position, and those of batches planned after it, moved into the rows that exist now."""
     known, now = [one for one in map(parse_position, positions) if one is not None], _planned(planned)
     start = known[0]
     if not now:
@@ -51,12 +51,12 @@ def moved(positions: Sequence[bytes], planned: Sequence[bytes]) -> list[bytes]:
     own = [one for one in now if start.is_of(one)]
     if not own and len(now) > 1:
         raise LostInputError(
-            f"an operator reads {len(now)} generators, and none has the options of one that it has read",
-            next_step="set them as they were, or begin under another flow name",
+            f"an operator reads {len(now)} generators, and none has the options of a generator that it has read",
+            next_step="set the earlier options, or start under another flow name",
         )
     settings = (own or now)[0]
     begin = start.row if own else 0
-    # Another generator is read from its beginning, in batches as long as those that were planned.
+    # Another generator is read from its beginning, in batches as long as the planned ones.
     rows = [begin, *(max(begin, min(one.row - start.row + begin, settings.rows)) for one in known[1:])]
     here = begin_of(settings)
     return [msgspec.json.encode(msgspec.structs.replace(here, row=row)) for row in rows]

@@ -1,6 +1,6 @@
-"""What a generator's rows depend on, and how far it has been read, as it stands in Spark's offsets.
+"""What a generator's rows depend on, and its position as stored in Spark's offsets.
 
-Imported by executors for every task: it needs nothing of the rest.
+Executors import it for every task, so it depends on little else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cutline.connectors.source_options import SourcePosition, convert, parse
+from cutline.connectors.source_options import SourcePosition, convert, parse, whole_number
 
 KIND = "cutline_generator"
 UNLIMITED_ROWS = 1 << 62
@@ -28,7 +28,7 @@ class GeneratorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GeneratorPosition(SourcePosition, frozen=True, kw_only=True):
-    """A place in the rows that some settings give."""
+    """A position in the rows that some settings give."""
 
     source: str = KIND
     seed: int
@@ -42,20 +42,13 @@ class GeneratorPosition(SourcePosition, frozen=True, kw_only=True):
 
 
 def settings_of(options: Mapping[str, str]) -> GeneratorSettings:
-    """Of options as a person writes them. Raises ValueError that names the one that makes no sense."""
+    """The settings in a user's options. Raises a ValueError that names the invalid option."""
     return GeneratorSettings(
         seed=whole_number(options, "seed", 0),
         keys=whole_number(options, "keys", 1000, least=1),
         first=whole_number(options, "first", 0),
         rows=whole_number(options, "rows", UNLIMITED_ROWS),
     )
-
-
-def whole_number(options: Mapping[str, str], name: str, default: int, *, least: int = 0) -> int:
-    text = str(options.get(name, default))
-    if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise ValueError(f"{name} is {text!r}: use a whole number from {least} on")
-    return int(text)
 
 
 def begin_of(settings: GeneratorSettings) -> GeneratorPosition:
@@ -78,7 +71,7 @@ def parse_position(position: bytes | None) -> GeneratorPosition | None:
 
 
 def why_other_rows(position: GeneratorPosition, settings: GeneratorSettings) -> str:
-    """For people."""
+    """Human-readable."""
     pairs = {name: (getattr(position, name), getattr(settings, name)) for name in ("seed", "keys", "first")}
     changed = ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in pairs.items() if was != now)
     return f"its options have changed ({changed}): rows of the same numbers would be other rows"

@@ -1,4 +1,4 @@
-"""A seeded source of made-up payments: the same row number gives the same payment, on every machine and every re-run.
+"""A seeded source of invented payments: the same row number gives the same payment, on every machine and every re-run.
 
 For demos, benchmarks and tests. ``spark.readStream.format("cutline_generator")`` with the options
 ``rows`` (then it is exhausted), ``keys``, ``seed``, ``first`` (number of the first payment), ``rows_per_batch`` (most
@@ -8,14 +8,14 @@ See docs/sources.md.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from cutline.connectors.generator.rows import KIND, begin_of, position_of, settings_of, whole_number, why_other_rows
+from cutline.connectors.generator.rows import KIND, begin_of, position_of, settings_of, why_other_rows
+from cutline.connectors.source_options import ranges_of, whole_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ def payments(first: int, end: int, *, keys: int, seed: int) -> dict[str, np.ndar
     import numpy as np
 
     number = np.arange(first, end, dtype=np.uint64)
-    with np.errstate(over="ignore"):  # splitmix64: wrapping around is the point
+    with np.errstate(over="ignore"):  # splitmix64 relies on overflow
         mixed = number + np.uint64((seed * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -54,7 +54,7 @@ class _Range(InputPartition):
 
 
 class GeneratorSource(DataSource):
-    """Made-up payments."""
+    """Invented payments."""
 
     @classmethod
     def name(cls) -> str:
@@ -68,7 +68,7 @@ class GeneratorSource(DataSource):
 
 
 class GeneratorReader(DataSourceStreamReader):
-    """Makes the rows in [start, end). A position that is not of its own settings is refused."""
+    """Generates the rows in [start, end). Refuses a position of other settings."""
 
     def __init__(self, options: Any) -> None:
         self._settings = settings_of(options)
@@ -87,14 +87,14 @@ class GeneratorReader(DataSourceStreamReader):
 
     def _row(self, offset: dict[str, Any]) -> int:
         if offset.keys() == {"row"}:
-            return int(offset["row"])  # written before positions told their settings
+            return int(offset["row"])  # written by a version whose positions did not hold the settings
         position = position_of(offset)
         if not position.is_of(self._settings):
             raise ValueError(f"generator, row {position.row}: {why_other_rows(position, self._settings)}")
         return position.row
 
     def _due(self, row: int) -> int:
-        """How far the pace allows, counted from when this process began to read."""
+        """The last row that the pace allows, counted from when this process began to read."""
         if self._rows_per_second <= 0:
             return self._settings.rows
         now = time.monotonic()
@@ -104,10 +104,7 @@ class GeneratorReader(DataSourceStreamReader):
         return first + int((now - began) * self._rows_per_second)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        first, last = self._row(start), self._row(end)
-        count = max(min(self._partitions, last - first), 1)
-        edges = [first + (last - first) * index // count for index in range(count + 1)]
-        return [_Range(a, b) for a, b in itertools.pairwise(edges) if b > a]
+        return [_Range(a, b) for a, b in ranges_of(self._row(start), self._row(end), self._partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa

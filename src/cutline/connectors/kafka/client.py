@@ -1,4 +1,4 @@
-"""Reading exact ranges of a Kafka topic, and what it holds; for the source, the sink's ledger and the replay guard.
+"""Reads exact ranges of a Kafka topic, and its bounds; for the source, the sink's ledger and the replay guard.
 
 confluent-kafka is imported when it is needed.
 """
@@ -12,18 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cutline.base.backoff import Backoff
+from cutline.base.retry import Retry
 from cutline.errors import ConfigError, LostInputError, NotDone
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
-#: How long a broker may take to answer, and how long reading may stand still.
+#: How long a broker may take to answer, and how long reading may stall.
 TIMEOUT_S = 10.0
 STANDSTILL_S = 30.0
 PAGE = 1_000
-_LOOK_SECONDS = 0.1
-#: A file of librdkafka settings (name=value per line), for everything that is not the address. Secrets belong in there:
-#: an option of a source would end up in plans, offsets and logs.
+_LOOKS = Backoff(first_s=0.1, factor=1.0)
+#: A file of librdkafka settings (name=value per line), for everything except the address. Secrets belong in it: an
+#: option of a source would appear in plans, offsets and logs.
 CONFIG_FILE = "CUTLINE_KAFKA_CONFIG"
 
 
@@ -38,7 +40,7 @@ class Record(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What a partition holds: [first, end). The end is that of finished transactions."""
+    """What a partition holds: [first, end). ``end`` is the end of the finished transactions."""
 
     first: int
     end: int
@@ -55,7 +57,7 @@ def import_kafka() -> Any:
 
 
 def client_config(servers: str) -> dict[str, Any]:
-    """What every client is made with."""
+    """The configuration of every client."""
     config: dict[str, Any] = {"bootstrap.servers": servers, "log_level": 2, "client.id": "cutline"}
     path = os.environ.get(CONFIG_FILE)
     if path:
@@ -70,7 +72,7 @@ def client_config(servers: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def consumer(servers: str, *, isolation: str = "read_committed") -> Iterator[Consumer]:
-    """A reader without a group: it takes what it is told to, and commits nothing."""
+    """A consumer without a group: it reads assigned partitions and commits no offsets."""
     kafka = import_kafka()
     made = kafka.Consumer(
         client_config(servers)
@@ -79,9 +81,9 @@ def consumer(servers: str, *, isolation: str = "read_committed") -> Iterator[Con
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": isolation,
-            # What is asked for is there already: nothing is gained by letting the broker wait for more.
+            # The requested messages exist already: the broker need not wait for more.
             "fetch.wait.max.ms": 20,
-            # An offset that is not there is an error: everything else would pass over rows in silence.
+            # A missing offset is an error: any other setting would skip rows silently.
             "auto.offset.reset": "error",
         }
     )
@@ -111,22 +113,21 @@ def bounds_of(client: Consumer, servers: str, topic: str, partition: int) -> Bou
 
 
 def finished_bounds(client: Consumer, servers: str, topic: str, partition: int, *, timeout_s: float) -> Bounds:
-    """What a partition holds, when all of it is finished that is in it now.
+    """What a partition holds once all transactions in it now are finished.
 
-    Somebody else's open transaction hides what was committed after it began. Brokers end it in time.
+    An open transaction of another producer hides what was committed after it began. Brokers end it after its timeout.
     """
     with consumer(servers, isolation="read_uncommitted") as everything:
         end = bounds_of(everything, servers, topic, partition).end
-    deadline = time.monotonic() + timeout_s
-    while (found := bounds_of(client, servers, topic, partition)).end < end:
-        if time.monotonic() > deadline:
-            raise NotDone(
-                f"an unfinished transaction hides the end of topic {topic}, partition {partition}",
-                next_step="wait until the broker has ended it, then try again",
-                servers=servers,
-            )
-        time.sleep(_LOOK_SECONDS)
-    return found
+    for _ in Retry(deadline_s=timeout_s, backoff=_LOOKS).attempts():
+        found = bounds_of(client, servers, topic, partition)
+        if found.end >= end:
+            return found
+    raise NotDone(
+        f"an unfinished transaction hides the end of topic {topic}, partition {partition}",
+        next_step="wait until the broker has ended it, then retry",
+        servers=servers,
+    )
 
 
 def administrator(servers: str) -> Any:
@@ -137,7 +138,7 @@ def administrator(servers: str) -> Any:
 
 
 def topic_id(servers: str, topic: str, client: Any = None) -> str:
-    """Tells a topic from one of the same name that was made later; empty if the broker does not tell (before 2.8)."""
+    """Distinguishes a topic from a later one with the same name; empty if the broker has no topic ids (before 2.8)."""
     kafka = import_kafka()
     try:
         futures = (client or administrator(servers)).describe_topics(
@@ -157,7 +158,7 @@ def read_range(client: Consumer, servers: str, topic: str, partition: int, bound
     client.assign([kafka.TopicPartition(topic, partition, at)])
     deadline = time.monotonic() + STANDSTILL_S
     while at < bounds.end:
-        # To ask for a whole page would be to wait for it: one comes, then all that came with it.
+        # Asking for a whole page would wait for it: poll one message, then take all that arrived with it.
         one = client.poll(1.0)
         found: list[Any] = [] if one is None else [one, *client.consume(PAGE - 1, timeout=0)]
         page = []
@@ -168,7 +169,7 @@ def read_range(client: Consumer, servers: str, topic: str, partition: int, bound
                 if message.offset() < bounds.end:
                     page.append(_record(message))
             elif problem.code() == kafka.KafkaError._PARTITION_EOF:
-                # Behind the last message there may be the marks of transactions, which count as offsets.
+                # Transaction markers may follow the last message, and they count as offsets.
                 at = max(at, message.offset())
             elif problem.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
                 raise LostInputError(f"topic {topic}, partition {partition}: offset {at} is gone", servers=servers)
@@ -179,7 +180,7 @@ def read_range(client: Consumer, servers: str, topic: str, partition: int, bound
         if found:
             deadline = time.monotonic() + STANDSTILL_S
         elif time.monotonic() > deadline:
-            raise NotDone(f"topic {topic}, partition {partition} gives nothing after offset {at}", servers=servers)
+            raise NotDone(f"topic {topic}, partition {partition} returns nothing after offset {at}", servers=servers)
     client.unassign()
 
 
@@ -191,6 +192,6 @@ def _record(message: Any) -> Record:
 def unreachable(servers: str, error: BaseException) -> NotDone:
     return NotDone(
         f"no Kafka broker can be reached: {error}",
-        next_step="see whether it runs and may be reached from here, then try again",
+        next_step="check that it runs and is reachable from here, then retry",
         servers=servers,
     )

@@ -1,4 +1,4 @@
-"""How far a Kafka topic has been read, as it stands in Spark's offsets, and whether it can be read again from there."""
+"""How far a Kafka topic has been read, as stored in Spark's offsets, and whether it can be read again from there."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KIND = "cutline_kafka"
 
 
 class KafkaPosition(SourcePosition, frozen=True, kw_only=True):
-    """A place in every partition of a topic. Holds all that the replay guard needs to look there, and no secrets."""
+    """A position in every partition of a topic. Holds all that the replay guard needs to check it, and no secrets."""
 
     source: str = KIND
     servers: str
     topic: str
-    #: Which topic of this name; empty: the broker does not tell.
+    #: Distinguishes topics with the same name; empty: the broker has no topic ids.
     topic_id: str
-    #: Where reading began, per partition. Spark does not note where the first batch of a query begins.
+    #: Where reading began, per partition. Spark does not record where the first batch of a query begins.
     begin: dict[str, int]
     #: The next offset to read, per partition.
     offsets: dict[str, int]
@@ -39,7 +39,7 @@ def position_of(offset: Mapping[str, Any]) -> KafkaPosition:
 
 
 def ranges(start: KafkaPosition, end: KafkaPosition) -> dict[int, Bounds]:
-    """What a batch reads. A partition that is new since the batch before begins where ``end`` says."""
+    """What a batch reads. A partition added since the batch before begins where ``end`` says."""
     is_first = start.begin != {name: end.begin.get(name) for name in start.begin}
     found = {}
     for name, last in end.offsets.items():
@@ -51,7 +51,7 @@ def ranges(start: KafkaPosition, end: KafkaPosition) -> dict[int, Bounds]:
 def lost_between(
     there: Mapping[str, Bounds] | None, identity: str, start: KafkaPosition, end: KafkaPosition | None
 ) -> list[FileProblem]:
-    """What of [start, end) the topic does not hold any more; ``there`` None: the topic is gone."""
+    """What of [start, end) the topic no longer holds; ``there`` None: the topic is gone."""
     is_other = bool(identity and start.topic_id and identity != start.topic_id)
     problems = []
     for name, first in sorted(start.offsets.items(), key=lambda item: int(item[0])):
@@ -59,7 +59,7 @@ def lost_between(
         read = max(first, end.offsets.get(name, first)) if end is not None else first
         bounds = None if there is None or is_other else there.get(name)
         if bounds is None or bounds.end < first:
-            why = "another topic has this name now" if is_other or bounds is not None else "it is not there any more"
+            why = "another topic has this name now" if is_other or bounds is not None else "it does not exist any more"
             span = f"offsets {first} to {read - 1}" if read > first else f"everything from offset {first} on"
             problems.append(FileProblem(f"{what}: {span}", why, read - first))
             continue
@@ -96,13 +96,13 @@ def beginning(position: bytes) -> bytes:
 
 
 def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
-    """The position, and those of batches planned after it, moved to where all can be read that is there."""
+    """The position, and those of batches planned after it, moved to where everything that exists can be read."""
     start, *planned = [one for one in map(parse_position, positions) if one is not None]
     there, identity = _look(start, parse_position(latest))
     if there is None:
         raise LostInputError(
-            f"topic {start.topic} is not there any more: there is nothing to go on with",
-            next_step="make the topic again, then start again",
+            f"topic {start.topic} does not exist any more",
+            next_step="create the topic again, then restart",
             servers=start.servers,
         )
     gone = {problem.path for problem in lost_between(there, identity, start, None)}
@@ -117,7 +117,7 @@ def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
     result = [here]
     for one in planned:
         if identity and one.topic_id and one.topic_id != identity:
-            result.append(here)  # what was planned in the other topic is nothing in this one
+            result.append(here)  # offsets planned in the other topic mean nothing in this one
             continue
         begins = {name: max(one.begin[name], there[name].first) for name in one.offsets if name in there} | begin
         ends = {

@@ -1,22 +1,21 @@
 """Rows as messages of a Kafka topic, each exactly once for readers of finished transactions (``read_committed``).
 
 Executors stage rows in a folder; when the epoch's checkpoint exists, the driver publishes the whole epoch in one Kafka
-transaction, together with the sink's ledger, which is a message in a compacted topic. Either both are there or neither.
-The transactional id is the sink's own: whoever opens the sink later shuts out whoever had it open before.
+transaction, together with the sink's ledger, a message in a compacted topic. Readers see both or neither.
+The transactional id is the sink's own: a process that opens the sink fences every process that had opened it before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cutline.base import durable, records
-from cutline.base.crashpoints import crashpoint
+from cutline.base.retry import Retry
 from cutline.connectors.kafka.client import (
     Record,
     client_config,
@@ -26,54 +25,49 @@ from cutline.connectors.kafka.client import (
     partitions_of,
     read_range,
 )
-from cutline.connectors.rows import rows_schema, storable_schema
-from cutline.connectors.staged_files import check_commit, digest_of, pieces_of
-from cutline.connectors.staging_folder import (
-    StagingFolder,
-    check_message,
-    check_same_rows,
-    check_value_column,
-    values_of,
-)
-from cutline.errors import FencedError, InvariantViolation, NotDone, OutcomeUnknown, SinkError
+from cutline.connectors.log_sink import LogSink, ledger_of, with_published
+from cutline.connectors.sink_base import OpenedSink, not_opened
+from cutline.connectors.staged_files import digest_of, pieces_of
+from cutline.connectors.staging_folder import check_same_rows, check_value_column, values_of
+from cutline.errors import NotDone, OutcomeUnknown, SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
+from cutline.protocol.publish.sink_ledger import SinkLedger, fenced
 
 if TYPE_CHECKING:
     import os
 
-    from cutline.ports import SinkContext, StagedBatch, Stager
+    from cutline.model.staging import StagedBatch
+    from cutline.ports.sinks import SinkContext
     from cutline.protocol.publish.commit import CommitPermit
 
 LEDGER_TOPIC = "cutline-ledger"
 _LEDGER_KIND, _TARGET_KIND = "kafka-ledger", "kafka-target"
-#: So many published epochs can be told from others of the same number.
-_REMEMBERED = 100
-_TRIES = 3
+#: Attempts of a commit, as long as the broker says that it may be retried.
+_COMMITS = Retry(limit=3)
 
 
-class KafkaLedger(msgspec.Struct, frozen=True, kw_only=True):
+class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
     """What the sink has published; the newest message of its key counts."""
 
     flow: FlowName
     sink: SinkId
     topic: str
-    #: Who writes now; random for each start of the sink.
+    #: The current writer; random for each start of the sink.
     claim: str
     schema_ipc: bytes
     epoch: Epoch = NO_EPOCH
-    #: The newest published epochs, and what identifies them.
+    #: The newest published epochs and their digests.
     published: dict[str, str] = {}
 
-    def with_epoch(self, epoch: Epoch, digest: str) -> KafkaLedger:
-        kept = list(self.published.items())[-_REMEMBERED + 1 :]
-        return msgspec.structs.replace(self, epoch=epoch, published=dict([*kept, (str(epoch), digest)]))
+    def with_epoch(self, epoch: Epoch, digest: str) -> TopicLedger:
+        return msgspec.structs.replace(self, epoch=epoch, published=with_published(self.published, epoch, digest))
+
+    def sink_ledger(self) -> SinkLedger:
+        return ledger_of(self.flow, self.sink, claim=self.claim, published=self.published, newest=self.epoch)
 
 
-class Kafka:
+class Kafka(LogSink):
     """Exactly-once messages for readers of finished transactions. Several flows may write to the topic."""
-
-    output_modes: frozenset[str] = frozenset({"append", "update"})
-    can_rewind: bool = False
 
     def __init__(
         self,
@@ -86,93 +80,53 @@ class Kafka:
         ledger_topic: str = LEDGER_TOPIC,
         timeout_s: float = 60.0,
     ) -> None:
-        """``staging``: a folder that driver and executors share; sinks of several flows may have the same one.
+        """``staging``: a folder that driver and executors share; sinks of several flows may use the same one.
 
         ``value``: the column (text or bytes) that is the message, None: the whole row as JSON. ``key``: the column that
         is the message's key. ``timeout_s``: the broker aborts a transaction that takes longer, and so does the sink.
         """
+        super().__init__(
+            OpenedSink(f"topic {topic}", topic=topic), kind="Kafka", target="a topic", staging=staging, value=value
+        )
         self.servers = servers
         self.topic = topic
-        self.value = value
         self.key = key
         self.ledger_topic = ledger_topic
         self.timeout_s = timeout_s
-        self._staging = StagingFolder(staging, sink="Kafka")
-        self._lock = threading.Lock()
-        self._context: SinkContext | None = None
-        self._schema_ipc = b""
         self._producer: Any = None
-        self._ledger: KafkaLedger | None = None
+        self._ledger: TopicLedger | None = None
 
     def __repr__(self) -> str:
         return f"Kafka({self.servers!r}, {self.topic!r})"
 
     def open(self, context: SinkContext) -> None:
-        """Check the topics, shut out earlier starts of this flow, and claim the ledger."""
-        schema = storable_schema(rows_schema(context))
-        check_message(schema, self.value)
+        """Check the topics, fence earlier starts of this flow, and claim the ledger."""
+        schema = self._take_schema(context)
         check_value_column(schema, self.key, role="key")
-        self._schema_ipc = schema.serialize().to_pybytes()
-        self._staging.enter(context)
         with self._lock:
-            self._context = context
+            self._opened.enter(context)
             self._check_topics()
-            # First the producer: it ends what an earlier one has begun, and the ledger is final only then.
+            # First the producer: it ends the transaction of an earlier one, and only then is the ledger final.
             self._producer = self._new_producer(context)
             before = self._load_ledger(context)
             self._check_target(before)
             if before is not None:
                 check_same_rows(context, schema, before.schema_ipc, before.topic, self.topic)
-            fresh = KafkaLedger(
+            fresh = TopicLedger(
                 flow=context.flow, sink=context.sink, topic=self.topic, claim="", schema_ipc=self._schema_ipc
             )
             claimed = msgspec.structs.replace(before or fresh, claim=secrets.token_hex(8))
             self._transact([], claimed)
             self._ledger = claimed
-            # Only now: where none was ever written, none can be lost.
+            self._opened.claim = claimed.claim
+            # Only now: a ledger that was never written cannot be lost.
             durable.replace(self._staging.file("target.json"), records.encode(_TARGET_KIND, self._target()))
 
-    def stager(self) -> Stager:
-        return self._staging.stager(self._opened().sink, self._schema_ipc)
-
-    def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:
-        self._staging.check(staged, hint="take another checkpoint; who deletes in the staging folder?")
-        return {}
-
-    def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
-        """Publish the epoch in one transaction. An epoch without rows leaves no trace."""
-        context = self._opened()
-        check_commit(context, permit, staged)
-        with self._lock:
-            if pieces_of(staged):
-                self._publish(context, permit, staged)
-            self._staging.sweep(permit, staged)
-
-    def abort(self, staged: Iterable[StagedBatch]) -> None:
-        self._opened()
-        self._staging.abort(staged)
-
-    def published(self) -> Epoch | None:
-        ledger = self._load_ledger(self._opened())
-        return None if ledger is None or ledger.epoch == NO_EPOCH else ledger.epoch
-
-    def highest(self) -> Epoch:
-        return self.published() or NO_EPOCH
-
-    def rewind(self, epoch: Epoch) -> None:
-        raise SinkError(
-            "what is in a topic cannot be taken back",
-            next_step='choose on_rollback="keep" or "fail" for this sink',
-            topic=self.topic,
-            epoch=epoch,
-        )
+    def _newest(self) -> Epoch:
+        ledger = self._load_ledger(self._opened.context)
+        return NO_EPOCH if ledger is None else ledger.epoch
 
     # ------------------------------------------------------------------ topics and ledger
-
-    def _opened(self) -> SinkContext:
-        if self._context is None:
-            raise InvariantViolation("the sink is used before it was opened", topic=self.topic)
-        return self._context
 
     def _check_topics(self) -> None:
         with consumer(self.servers) as client:
@@ -185,33 +139,33 @@ class Kafka:
                 servers=self.servers,
             )
 
-    def _load_ledger(self, context: SinkContext) -> KafkaLedger | None:
+    def _load_ledger(self, context: SinkContext) -> TopicLedger | None:
         key = f"{context.flow}/{context.sink}".encode()
-        found: list[tuple[Epoch, int, KafkaLedger]] = []
+        found: list[tuple[Epoch, int, TopicLedger]] = []
         with consumer(self.servers) as client:
             for partition in partitions_of(client, self.servers, self.ledger_topic) or ():
                 newest: Record | None = None
-                # Brokers look only now and then which transactions have taken too long.
-                patience_s = 1.5 * self.timeout_s
-                bounds = finished_bounds(client, self.servers, self.ledger_topic, partition, timeout_s=patience_s)
+                # Brokers check for expired transactions only periodically.
+                limit_s = 1.5 * self.timeout_s
+                bounds = finished_bounds(client, self.servers, self.ledger_topic, partition, timeout_s=limit_s)
                 for page in read_range(client, self.servers, self.ledger_topic, partition, bounds):
                     newest = next((one for one in reversed(page) if one.key == key), newest)
                 if newest is not None:
-                    ledger = records.decode(_LEDGER_KIND, newest.value or b"", KafkaLedger, path=self.ledger_topic)
+                    ledger = records.decode(_LEDGER_KIND, newest.value or b"", TopicLedger, path=self.ledger_topic)
                     found.append((ledger.epoch, newest.timestamp_ms, ledger))
-        # All messages of one key are in one partition, unless the topic has got more of them since.
+        # All messages of one key are in one partition, unless partitions were added since.
         return max(found, key=lambda one: one[:2])[2] if found else None
 
     def _target(self) -> dict[str, str]:
         return {"topic": self.topic, "ledger_topic": self.ledger_topic}
 
-    def _check_target(self, before: KafkaLedger | None) -> None:
-        """Which ledger knows of this sink: a topic that has lost it must not be taken for a new one."""
+    def _check_target(self, before: TopicLedger | None) -> None:
+        """A ledger topic that has lost this sink's ledger must not count as a new one."""
         path = self._staging.file("target.json")
         if path.exists() and (before is None or records.load(_TARGET_KIND, path, dict) != self._target()):
             raise SinkError(
                 "the ledger of the sink is gone, or the staging folder belongs to another topic: "
-                "what was published last is not known any more",
+                "the last published epoch is unknown",
                 next_step="give the sink a new staging folder if the last epoch may be published twice",
                 topic=self.topic,
                 path=path,
@@ -233,45 +187,38 @@ class Kafka:
         try:
             producer.init_transactions(self.timeout_s)
         except kafka.KafkaException as error:
-            raise NotDone(f"no transaction can be begun: {error}", servers=self.servers) from error
+            raise NotDone(f"no transaction can begin: {error}", servers=self.servers) from error
         return producer
 
-    def _certain(self, context: SinkContext) -> KafkaLedger:
-        """The ledger as it is; after a failure what was begun is first ended, one way or the other."""
+    def _certain(self, context: SinkContext) -> TopicLedger:
+        """The ledger as it is; after a failure a new producer first commits or aborts the open transaction."""
         if self._producer is None:
             self._producer = self._new_producer(context)
             found, mine = self._load_ledger(context), self._ledger
             if found is None or mine is None or found.claim != mine.claim:
-                # Opening shut the rightful owner out for a moment; it will find its claim untouched and go on.
+                # The new producer has fenced the owner for a moment; the owner finds its claim unchanged and continues.
                 self._producer = None
-                raise FencedError("a newer start of this flow writes to the topic now", sink=context.sink)
+                raise fenced(SinkLedger(flow=context.flow, sink=context.sink), topic=self.topic)
             self._ledger = found
         if self._ledger is None:
-            raise InvariantViolation("the sink is used before it was opened", topic=self.topic)
+            raise not_opened(topic=self.topic)
         return self._ledger
 
-    def _publish(self, context: SinkContext, permit: CommitPermit, staged: Sequence[StagedBatch]) -> None:
+    def _publish(self, permit: CommitPermit, staged: Sequence[StagedBatch]) -> None:
+        """The whole epoch in one transaction."""
         digest = digest_of(pieces_of(staged))
-        ledger = self._certain(context)
-        if ledger.published.get(str(permit.epoch)) == digest:
+        ledger = self._certain(self._opened.context)
+        if not self._opened.is_to_publish(ledger.sink_ledger(), permit, digest):
             return
-        if permit.epoch <= ledger.epoch:
-            raise SinkError(
-                "the topic holds an epoch of this number or a later one, with other rows: it is of another history",
-                next_step="was the flow's storage deleted? Give the sink another name, or a new topic",
-                flow=permit.flow,
-                sink=permit.sink,
-                epoch=permit.epoch,
-            )
         self._staging.check(staged, hint="restore the flow to an older checkpoint")
-        crashpoint("sink-commit-begun", permit.sink)
+        self._opened.reach("sink-commit-begun")
         after = ledger.with_epoch(permit.epoch, digest)
         self._transact(staged, after)
         self._ledger = after
-        crashpoint("sink-commit-done", permit.sink)
+        self._opened.reach("sink-commit-done")
 
-    def _transact(self, staged: Sequence[StagedBatch], ledger: KafkaLedger) -> None:
-        """All rows and the ledger, or nothing. After any failure the producer is given up: see ``_certain``."""
+    def _transact(self, staged: Sequence[StagedBatch], ledger: TopicLedger) -> None:
+        """All rows and the ledger, or nothing. After any failure the producer is not reused: see ``_certain``."""
         kafka = import_kafka()
         producer, self._producer = self._producer, None
         is_committing = False
@@ -282,7 +229,7 @@ class Kafka:
                 for key, value in zip(keys, values_of(batch, self.value), strict=True):
                     self._produce(producer, self.topic, key, value)
             if staged:
-                crashpoint("sink-commit-half", ledger.sink)
+                self._opened.reach("sink-commit-half")
             key = f"{ledger.flow}/{ledger.sink}".encode()
             self._produce(producer, self.ledger_topic, key, records.encode(_LEDGER_KIND, ledger))
             is_committing = True
@@ -291,28 +238,24 @@ class Kafka:
             if not is_committing:
                 with contextlib.suppress(kafka.KafkaException):
                     producer.abort_transaction(self.timeout_s)
-                raise NotDone(f"the transaction was given up: {error}", topic=self.topic) from error
+                raise NotDone(f"the transaction was aborted: {error}", topic=self.topic) from error
             raise OutcomeUnknown(f"the transaction may have been committed: {error}", topic=self.topic) from error
         self._producer = producer
 
     def _end(self, producer: Any) -> None:
-        """Committing may be asked for again as long as the broker says so."""
-        kafka = import_kafka()
-        for left in reversed(range(_TRIES)):
-            try:
-                producer.commit_transaction(self.timeout_s)
-            except kafka.KafkaException as error:
-                if not left or not error.args[0].retriable():
-                    raise
-            else:
-                return
+        """Retries the commit as long as the broker says that it may be retried."""
+        _COMMITS.call(
+            lambda: producer.commit_transaction(self.timeout_s),
+            on=import_kafka().KafkaException,
+            is_final=lambda error: not error.args[0].retriable(),
+        )
 
     def _produce(self, producer: Any, topic: str, key: bytes | None, value: bytes | None) -> None:
         while True:
             try:
                 producer.produce(topic, value=value, key=key)
             except BufferError:
-                producer.poll(0.1)  # the queue is full: let some of it go out
+                producer.poll(0.1)  # the queue is full: send some of it
                 continue
             producer.poll(0)
             return

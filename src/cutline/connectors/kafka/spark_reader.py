@@ -1,4 +1,4 @@
-"""A Kafka topic as a source, without Spark's Kafka jar: the same offsets give the same rows, at every try.
+"""A Kafka topic as a source, without Spark's Kafka jar: the same offsets give the same rows, at every attempt.
 
 ``spark.readStream.format("cutline_kafka")`` with the options ``servers``, ``topic``, ``start`` (``earliest`` or
 ``latest``) and ``max_per_batch``. See docs/sources.md. The driver asks how far the partitions go, as far as
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from cutline.connectors.source_options import most_per_batch, needed, refuse_lost, start_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,15 +55,10 @@ class KafkaReader(DataSourceStreamReader):
     """Reads offsets in [start, end) of every partition."""
 
     def __init__(self, options: Any) -> None:
-        self._servers = _needed(options, "servers")
-        self._topic = _needed(options, "topic")
-        self._start = options.get("start", "earliest")
-        if self._start not in ("earliest", "latest"):
-            raise ValueError(f"start is {self._start!r}: use earliest or latest")
-        text = str(options.get("max_per_batch", 100_000))
-        if not text.isdigit() or not int(text):
-            raise ValueError(f"max_per_batch is {text!r}: use a whole number above zero")
-        self._most = int(text)
+        self._servers = needed(options, "servers", source=FORMAT)
+        self._topic = needed(options, "topic", source=FORMAT)
+        self._start = start_of(options)
+        self._most = most_per_batch(options)
         self._client: Any = None
         self._administrator: Any = None
         #: The newest batch.
@@ -69,7 +66,7 @@ class KafkaReader(DataSourceStreamReader):
         self._close = contextlib.ExitStack()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travels to executors without its connection."""
+        """Pickled for executors without its connection."""
         kept = {name: value for name, value in self.__dict__.items() if name != "_close"}
         return kept | {"_client": None, "_administrator": None, "_planned": None}
 
@@ -101,7 +98,7 @@ class KafkaReader(DataSourceStreamReader):
             left -= taken
         if offsets == at.offsets:
             return start
-        # Asked only now: as long as there is nothing to read, it does not matter whose it would be.
+        # Checked only now: as long as there is nothing to read, the topic's identity does not matter.
         self._refuse_lost(there, self._identity(at), at, at)
         offset: dict[str, Any] = at.as_json() | {"servers": self._servers, "begin": begin, "offsets": offsets}
         self._planned = (at, self._position(offset))
@@ -145,7 +142,7 @@ class KafkaReader(DataSourceStreamReader):
         return {str(one): bounds_of(self._client, self._servers, self._topic, one) for one in numbers}
 
     def _identity(self, at: Any) -> str:
-        """Which topic of this name there is now; empty: nobody can tell, or could when reading began."""
+        """The id of the topic that has this name now; empty: the broker has no ids, or had none when reading began."""
         from cutline.connectors.kafka.client import administrator, topic_id
 
         if not at.topic_id:
@@ -156,14 +153,8 @@ class KafkaReader(DataSourceStreamReader):
 
     def _refuse_lost(self, there: dict[str, Bounds], identity: str, first: Any, last: Any) -> None:
         from cutline.connectors.kafka.positions import lost_between
-        from cutline.errors import LostInputError
 
-        problems = lost_between(there, identity, first, last)
-        if problems:
-            raise LostInputError(
-                f"{problems[0].path} cannot be read: {problems[0].problem}",
-                next_step='restore a checkpoint after it, or start with missing_input = "continue" to go on without it',
-            )
+        refuse_lost(lost_between(there, identity, first, last))
 
     # ------------------------------------------------------------------ executors
 
@@ -194,10 +185,3 @@ def _record_batch(partition: int, page: list[Any]) -> pa.RecordBatch:
         ],
         names=["partition", "offset", "key", "value", "published_at", "headers"],
     )
-
-
-def _needed(options: Any, name: str) -> str:
-    value = options.get(name, "")
-    if not value:
-        raise ValueError(f'the source {FORMAT} needs the option "{name}"')
-    return str(value)

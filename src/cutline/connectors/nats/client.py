@@ -1,6 +1,6 @@
-"""A connection to NATS JetStream that code without an event loop can use, and exact reading of a range of a stream.
+"""A connection to NATS JetStream for code without an event loop, and exact reading of a range of a stream.
 
-Used by the source (driver and executors), by the sink and by the replay guard. nats-py is imported when it is needed.
+The source (driver and executors), the sink and the replay guard use it. nats-py is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ T = TypeVar("T")
 
 #: How long the server may take to answer one request.
 TIMEOUT_S = 5.0
-#: A reader asks for so many messages at once, and for so many bytes: a server cuts off whoever lets 64 MB pile up.
+#: Messages and bytes per request of a reader: a server disconnects a client that lets 64 MB accumulate.
 PAGE = 1_000
 _PAGE_BYTES = 16 << 20
-#: It begins with so many, as long as it does not know how large they are, and grows by this.
+#: The first request, before the size of messages is known, and the factor by which requests grow.
 _FIRST_PAGE, _GROWTH = 16, 8
-#: A range is read on after a lost connection; so often without a single message in between.
+#: Reading continues after a lost connection; this many attempts without a single message in between.
 _TRIES = 3
-#: An abandoned consumer is forgotten by the server after this long.
+#: The server deletes an abandoned consumer after this long.
 _CONSUMER_SECONDS = 60.0
 
-#: Where credentials come from: a URL or an option of a source would end up in plans, offsets and logs.
+#: The environment variables with credentials: a URL or an option of a source would appear in plans, offsets and logs.
 CREDENTIALS_FILE, USER, PASSWORD, TOKEN = (
     "CUTLINE_NATS_CREDENTIALS",
     "CUTLINE_NATS_USER",
@@ -44,21 +44,21 @@ CREDENTIALS_FILE, USER, PASSWORD, TOKEN = (
 
 
 class StreamState(NamedTuple):
-    """What a stream is and holds now."""
+    """A stream's identity and content now."""
 
     name: str
-    #: When it was made: a stream of the same name that was made again is another one.
+    #: When it was created: distinguishes it from a later stream with the same name.
     created: str
-    #: The first sequence it holds, and the next that it will give.
+    #: The first sequence it holds, and the next that it will assign.
     first: int
     end: int
-    #: How many sequences in [first, end) were deleted; which ones, if that was asked for.
+    #: How many sequences in [first, end) were deleted; which ones, if requested.
     holes: int
     deleted: tuple[int, ...]
     config: dict[str, Any]
 
     def messages_between(self, first: int, end: int) -> int:
-        """How many messages there are in [first, end), which the stream reaches back to."""
+        """How many messages there are in [first, end); the stream must reach back to ``first``."""
         end = min(end, self.end)
         return max(end - first, 0) - sum(first <= sequence < end for sequence in self.deleted)
 
@@ -75,7 +75,7 @@ class Message(NamedTuple):
 
 
 def check_url(url: str) -> str:
-    """One or several addresses, comma-separated; refused if they hold secrets."""
+    """One or several addresses, comma-separated. Refuses addresses that contain secrets."""
     addresses = [one.strip() for one in url.split(",") if one.strip()]
     if not addresses:
         raise ConfigError("no NATS server is named", next_step='write for example "nats://127.0.0.1:4222"')
@@ -97,7 +97,7 @@ def import_nats() -> Any:
 
 
 class Connection:
-    """Connects when it is first used, and anew after a failure. One thread uses it at a time."""
+    """Connects when it is first used, and again after a failure. One thread uses it at a time."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         self.url = check_url(url)
@@ -114,7 +114,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection; the next use makes a new one."""
+        """Close the connection; the next use makes a new one."""
         loop, client = self._loop, self._client
         self._loop = self._client = None
         if loop is None:
@@ -131,7 +131,7 @@ class Connection:
         loop.close()
 
     def ask(self, question: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        """Do something that may be done twice. Raises NotDone if the server cannot be reached."""
+        """Run an idempotent request. Raises NotDone if the server cannot be reached."""
         is_new = self._client is None
         try:
             return self._do(question)
@@ -139,18 +139,18 @@ class Connection:
             self.close()
             if is_new:
                 raise self._unreachable(error) from error
-        # The connection may have been idle for long, or the server was started again since.
+        # The connection may have been idle for long, or the server restarted since.
         return self.ask(question)
 
     def tell(self, order: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        """Do something that changes the stream. Raises OutcomeUnknown if the server may have done it."""
-        self.ask(_nothing)  # so that a connection that was lost long ago makes no doubt
+        """Run a request that changes the stream. Raises OutcomeUnknown if the server may have executed it."""
+        self.ask(_nothing)  # so that a connection lost long ago does not make the outcome unknown
         try:
             return self._do(order)
         except _transport_errors() as error:
             self.close()
             raise OutcomeUnknown(
-                f"the NATS server has not answered ({_text(error)}): what it was told may have happened", url=self.url
+                f"the NATS server has not answered ({_text(error)}): it may have executed the request", url=self.url
             ) from error
 
     def _do(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
@@ -161,7 +161,7 @@ class Connection:
         return self._loop.run_until_complete(self._unless_lost(work(self._client)))
 
     async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
-        """nats-py lets a request wait to its end although its connection is gone."""
+        """nats-py lets a request wait for its timeout although the connection is lost."""
         working, losing = asyncio.create_task(work), asyncio.create_task(self._lost.wait())
         try:
             await asyncio.wait((working, losing), return_when=asyncio.FIRST_COMPLETED)
@@ -185,12 +185,12 @@ class Connection:
             name="cutline",
             allow_reconnect=False,
             connect_timeout=max(round(self.timeout_s), 1),
-            error_cb=_keep_quiet,
+            error_cb=_ignore_error,
             closed_cb=on_closed,
             **_credentials(),
         )
         try:
-            # A frozen server takes the connection and says nothing, which nats-py's own limit does not see.
+            # A frozen server accepts the connection and sends nothing, which nats-py's own timeout does not cover.
             await asyncio.wait_for(connecting, self.timeout_s)
         except BaseException:
             if client._transport is not None:  # nats-py leaves it open
@@ -202,7 +202,7 @@ class Connection:
     def _unreachable(self, error: BaseException) -> NotDone:
         return NotDone(
             f"the NATS server cannot be reached: {_text(error)}",
-            next_step="see whether it runs and may be reached from here, then try again",
+            next_step="check that it runs and is reachable from here, then retry",
             url=self.url,
         )
 
@@ -211,8 +211,8 @@ async def _nothing(client: Client) -> None:
     await client.flush(timeout=TIMEOUT_S)  # type: ignore[arg-type]
 
 
-async def _keep_quiet(_: Exception) -> None:
-    """Whoever waits for the answer hears of the failure."""
+async def _ignore_error(_: Exception) -> None:
+    """The caller that waits for the answer gets the error."""
 
 
 def _transport_errors() -> tuple[type[BaseException], ...]:
@@ -266,9 +266,9 @@ def stream_state(connection: Connection, stream: str, *, with_deleted: bool = Fa
     if "error" in answer:
         if answer["error"].get("code") == 404:
             return None
-        raise NotDone(f"the NATS server does not tell about stream {stream}: {answer['error']}", url=connection.url)
+        raise NotDone(f"the NATS server does not describe stream {stream}: {answer['error']}", url=connection.url)
     state = answer["state"]
-    # An empty stream has no first message: the next one will be it.
+    # An empty stream has no first message: the next message becomes the first.
     end = int(state["last_seq"]) + 1
     first = int(state["first_seq"]) if state["messages"] else max(end, int(state["first_seq"]))
     deleted = tuple(int(one) for one in state.get("deleted") or ())
@@ -281,7 +281,7 @@ def read_range(
 ) -> Iterator[list[Message]]:
     """The messages that the stream holds in [first, end), in their order, in pages.
 
-    What was dropped is not missed here: whoever needs all of it compares with ``stream_state``.
+    Dropped messages are not reported: callers that need all messages compare with ``stream_state``.
     """
     tries = 0
     while first < end:
@@ -346,9 +346,9 @@ def _fetching(subscription: Any, most: int, timeout_s: float) -> Callable[[Clien
 
 
 def _message(found: Msg) -> tuple[Message, int]:
-    """The message, and how many are behind it. The reply subject tells: [domain and account,] …, sequence, …, pending.
+    """The message, and how many follow it. The reply subject holds: [domain and account,] …, sequence, …, pending.
 
-    nats-py's own parser makes objects of all of it, which takes longer than everything else.
+    nats-py's own parser creates objects for all of it, which takes longer than everything else.
     """
     tokens = found.reply.split(".")
     # $JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<of consumer>.<time>.<pending>, or with two more in front.

@@ -1,9 +1,9 @@
-"""The ledger of a JetStream sink: messages in the stream itself that say what of the sink's rows is there.
+"""The ledger of a JetStream sink: messages in the stream itself that record which of the sink's rows it holds.
 
 Rows and ledger are written in *atomic batches* (NATS 2.12): the server stores all messages of a batch or none. Each
-batch ends with the ledger as it is after it, and is accepted only if the ledger's last message is the one that the
-writer knows. So the ledger always tells exactly how many rows of which epoch are there, whoever died when; and whoever
-has written a *claim* into it shuts out everybody who wrote before.
+batch ends with the ledger as of that batch, and is accepted only if the ledger's last message is the one that the
+writer knows. So the ledger always says exactly how many rows of which epoch the stream holds, whenever a process died;
+and a process that has written a *claim* into it fences all earlier writers.
 """
 
 from __future__ import annotations
@@ -16,37 +16,40 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from cutline.base import records
+from cutline.base.retry import Retry
+from cutline.connectors.log_sink import ledger_of, with_published
 from cutline.connectors.nats.client import Connection, import_nats
-from cutline.errors import FencedError, NotDone, SinkError
+from cutline.errors import NotDone, SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
+from cutline.protocol.publish.sink_ledger import SinkLedger, fenced
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+EPOCH_HEADER, ROW_HEADER = "Cutline-Epoch", "Cutline-Row"
 _KIND = "jetstream-ledger"
-#: So many published epochs can be told from others of the same number.
-_REMEMBERED = 100
-#: Most messages that a server takes as one batch, unless it is told otherwise.
+#: Most messages that a server accepts in one batch, unless configured otherwise.
 MOST_IN_BATCH = 1_000
 _WRONG_LAST_SEQUENCE = 10_071
-_RACES = 5
+#: Retries when other processes write to the ledger at the same time.
+_RACES = Retry(limit=5)
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """An epoch of which a part is in the stream."""
+    """An epoch that is partly in the stream."""
 
     epoch: Epoch
     digest: str
     rows: int
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """What is true of the stream when this message is its newest of the ledger's subject."""
+class StreamLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the stream while this message is the newest of the ledger's subject."""
 
     flow: FlowName
     sink: SinkId
     subject: str
-    #: Who writes now; random for each start of the sink.
+    #: The current writer; random for each start of the sink.
     claim: str
     #: The Arrow schema of the rows.
     schema_ipc: bytes
@@ -54,24 +57,25 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Epoch = NO_EPOCH
     published: dict[str, str] = {}
     begun: Begun | None = None
-    #: Of a message that ends an epoch: this one.
+    #: The epoch that this message ends, if any.
     ends: Begun | None = None
 
-    def claimed(self, claim: str) -> Ledger:
+    def claimed(self, claim: str) -> StreamLedger:
         return msgspec.structs.replace(self, claim=claim, ends=None)
 
-    def with_part(self, epoch: Epoch, digest: str, rows: int) -> Ledger:
+    def with_part(self, epoch: Epoch, digest: str, rows: int) -> StreamLedger:
         return msgspec.structs.replace(self, begun=Begun(epoch=epoch, digest=digest, rows=rows), ends=None)
 
-    def with_end(self, epoch: Epoch, digest: str, rows: int) -> Ledger:
-        kept = list(self.published.items())[-_REMEMBERED + 1 :]
+    def with_end(self, epoch: Epoch, digest: str, rows: int) -> StreamLedger:
         ends = Begun(epoch=epoch, digest=digest, rows=rows)
-        return msgspec.structs.replace(
-            self, epoch=epoch, published=dict([*kept, (str(epoch), digest)]), begun=None, ends=ends
-        )
+        published = with_published(self.published, epoch, digest)
+        return msgspec.structs.replace(self, epoch=epoch, published=published, begun=None, ends=ends)
+
+    def sink_ledger(self) -> SinkLedger:
+        return ledger_of(self.flow, self.sink, claim=self.claim, published=self.published, newest=self.epoch)
 
     def rows_there(self, epoch: Epoch, digest: str) -> int:
-        """How many of the epoch's rows are in the stream, from the first on."""
+        """How many of the epoch's rows are in the stream, counted from the first."""
         begun = self.begun
         return begun.rows if begun is not None and (begun.epoch, begun.digest) == (epoch, digest) else 0
 
@@ -79,7 +83,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 class Held(NamedTuple):
     """A ledger, and the sequence of its message."""
 
-    ledger: Ledger
+    ledger: StreamLedger
     sequence: int
 
 
@@ -96,12 +100,12 @@ def ledger_subject(stream: str, flow: str, sink: str) -> str:
 
 
 def epoch_key(flow: str, sink: str, epoch: Epoch, digest: str) -> str:
-    """Stands in the header of every row."""
+    """In the header of every row."""
     return f"{flow}/{sink}/{epoch}/{digest[:16]}"
 
 
-def decode_ledger(data: bytes, subject: str) -> Ledger:
-    return records.decode(_KIND, data, Ledger, path=subject)
+def decode_ledger(data: bytes, subject: str) -> StreamLedger:
+    return records.decode(_KIND, data, StreamLedger, path=subject)
 
 
 def load_ledger(connection: Connection, stream: str, subject: str) -> Held | None:
@@ -121,44 +125,40 @@ def load_ledger(connection: Connection, stream: str, subject: str) -> Held | Non
     return Held(decode_ledger(message.data or b"", subject), int(message.seq))
 
 
-def claim_ledger(connection: Connection, stream: str, subject: str, fresh: Ledger, mine: str | None) -> Held:
-    """Shut out whoever wrote before, and return the ledger as it is from now on.
+def claim_ledger(connection: Connection, stream: str, subject: str, fresh: StreamLedger, mine: str | None) -> Held:
+    """Fence all earlier writers, and return the ledger with the new claim.
 
-    ``mine``: a claim that must not have been overtaken by somebody else's since, and is made again: its writer may not
-    have heard of it. None: this is a new start.
+    ``mine``: a claim that no other process may have replaced since; it is written again, because its writer may not
+    have got the answer. None: this is a new start.
     """
     claim = mine or secrets.token_hex(8)
-    for _ in range(_RACES):
+    for _ in _RACES.attempts():
         held = load_ledger(connection, stream, subject)
         if mine is not None and (held is None or held.ledger.claim != mine):
-            raise overtaken(fresh) if held is not None else lost(stream)
+            raise fenced(fresh.sink_ledger()) if held is not None else lost(stream)
         claimed = (held.ledger if held is not None else fresh).claimed(claim)
         expected = held.sequence if held is not None else 0
         sequence = write(connection, stream, subject, (), claimed, expected=expected)
         if sequence is not None:
             return Held(claimed, sequence)
-    raise NotDone("other processes write to the sink's ledger all the time", stream=stream, subject=subject)
-
-
-def overtaken(ledger: Ledger) -> FencedError:
-    return FencedError("a newer start of this flow writes to the stream now", flow=ledger.flow, sink=ledger.sink)
+    raise NotDone("other processes keep writing to the sink's ledger", stream=stream, subject=subject)
 
 
 def lost(stream: str) -> SinkError:
     return SinkError(
-        "the stream has lost the sink's ledger, or is not the one that the staging folder belongs to: "
-        "what was published last is not known any more",
+        "the stream has lost the sink's ledger, or the staging folder belongs to another stream: "
+        "the last published epoch is unknown",
         next_step="give the sink a new staging folder if the last epoch may be published twice",
         stream=stream,
     )
 
 
 def write(
-    connection: Connection, stream: str, subject: str, rows: Sequence[Outgoing], ledger: Ledger, *, expected: int
+    connection: Connection, stream: str, subject: str, rows: Sequence[Outgoing], ledger: StreamLedger, *, expected: int
 ) -> int | None:
-    """Store rows and ledger, or nothing; the sequence of the ledger's message.
+    """Store rows and ledger, or nothing; returns the sequence of the ledger's message.
 
-    None: the ledger's last message is not the expected one. Raises OutcomeUnknown if the server has not answered.
+    None: the ledger's last message is not the expected one. Raises OutcomeUnknown if the server does not answer.
     """
     messages = [*rows, Outgoing(subject, records.encode(_KIND, ledger), {})]
     fence = {
@@ -178,7 +178,7 @@ def write(
             if 1 < number < len(messages):
                 await client.publish(message.subject, message.data, headers=headers)
                 continue
-            # The first is answered too: with nothing, or with why there can be no batch.
+            # The server answers the first message too: empty, or with the reason why it refuses the batch.
             answer = await client.request(message.subject, message.data, timeout=connection.timeout_s, headers=headers)
             if answer.data:
                 return json.loads(answer.data)
@@ -191,7 +191,7 @@ def write(
         answer = connection.tell(send)
     except MaxPayloadError as error:
         raise SinkError(
-            "a row is larger than the NATS server takes",
+            "a row is larger than the NATS server accepts",
             next_step="make the rows smaller, or raise max_payload of the server",
             stream=stream,
         ) from error

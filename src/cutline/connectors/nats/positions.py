@@ -1,4 +1,4 @@
-"""How far a NATS stream has been read, as it stands in Spark's offsets, and whether it can be read again from there."""
+"""How far a NATS stream has been read, as stored in Spark's offsets, and whether it can be read again from there."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ KIND = "cutline_nats"
 
 
 class NatsPosition(SourcePosition, frozen=True, kw_only=True):
-    """A place in a stream. Holds all that the replay guard needs to look there, and no secrets."""
+    """A position in a stream. Holds all that the replay guard needs to check it, and no secrets."""
 
     source: str = KIND
     url: str
     stream: str
-    #: Which stream of this name: when it was made.
+    #: When the stream was created: distinguishes streams with the same name.
     created: str
-    #: The sequence that reading began with. Spark does not note where the first batch of a query begins.
+    #: The sequence that reading began with. Spark does not record where the first batch of a query begins.
     begin: int
     #: The next sequence to read.
     sequence: int
-    #: How many messages, of any subject, were in what was read: fewer at a second reading means that some were deleted.
+    #: How many messages, of any subject, were read: if a second reading finds fewer, some were deleted.
     messages: int = 0
 
 
@@ -41,9 +41,9 @@ def position_of(offset: Mapping[str, Any]) -> NatsPosition:
 
 
 def where_batch_begins(start: NatsPosition, end: NatsPosition) -> NatsPosition:
-    """Of the first batch of a query the beginning is asked for anew at each try, and may be another one by then.
+    """Spark asks for the beginning of a query's first batch again at each attempt, and it may have moved.
 
-    The end, which Spark has noted, remembers it.
+    The end, which Spark has stored, records it.
     """
     if (start.begin, start.created) == (end.begin, end.created):
         return start
@@ -55,13 +55,13 @@ def _begun(position: NatsPosition) -> NatsPosition:
 
 
 def lost_between(state: StreamState | None, start: NatsPosition, end: NatsPosition | None) -> list[FileProblem]:
-    """What of [start, end) the stream does not hold any more; ``end`` None: nobody knows how far it was read."""
+    """What of [start, end) the stream no longer holds; ``end`` None: how far it was read is unknown."""
     name = f"stream {start.stream}"
     last = None if end is None or end.created != start.created else end
     if state is None or state.created != start.created:
-        why = "it is not there any more" if state is None else "another stream has this name now"
+        why = "it does not exist any more" if state is None else "another stream has this name now"
         if last is None or last.sequence <= start.sequence:
-            # Nothing is known to be lost, and still: what comes next is not what would have come.
+            # No message is known to be lost, but the next messages are not those of the original stream.
             return [FileProblem(f"{name}: everything from sequence {start.sequence} on", f"{why}", 0)]
         count = last.messages - start.messages
         return [FileProblem(f"{name}: sequences {start.sequence} to {last.sequence - 1}", f"{why}", count)]
@@ -73,25 +73,16 @@ def lost_between(state: StreamState | None, start: NatsPosition, end: NatsPositi
         problems.append(FileProblem(text, "the stream has dropped these messages", first - start.sequence))
     if state.end < reached:
         text = f"{name}: sequences {state.end} to {reached - 1}"
-        why = "the stream was set back behind them, and gives their sequences to others"
+        why = "the stream was reset to before them, and assigns their sequences to other messages"
         problems.append(FileProblem(text, why, reached - state.end))
     if last is not None:
-        # At most so many of those that were read are explained by the above.
+        # At most this many of the messages that were read are explained by the problems above.
         dropped = min(first, reached) - start.sequence + max(reached - max(state.end, first), 0)
         deleted = last.messages - start.messages - dropped - state.messages_between(first, reached)
         if deleted > 0:
             text = f"{name}: {deleted} of the sequences {first} to {min(reached, state.end) - 1}"
             problems.append(FileProblem(text, "these messages were deleted", deleted))
     return problems
-
-
-def refuse_lost(problems: Sequence[FileProblem]) -> None:
-    """For the reader: nothing is passed over in silence."""
-    if problems:
-        raise LostInputError(
-            f"{problems[0].path} cannot be read: {problems[0].problem}",
-            next_step='restore a checkpoint after it, or start with missing_input = "continue" to go on without it',
-        )
 
 
 # ------------------------------------------------------------------------------------------------- the replay guard
@@ -117,13 +108,13 @@ def beginning(position: bytes) -> bytes:
 
 
 def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
-    """The position, and those of batches planned after it, moved to where all can be read that is there."""
+    """The position, and those of batches planned after it, moved to where everything that exists can be read."""
     start, *planned = [one for one in map(parse_position, positions) if one is not None]
     state = _look(start, parse_position(latest))
     if state is None:
         raise LostInputError(
-            f"stream {start.stream} is not there any more: there is nothing to go on with",
-            next_step="make the stream again, then start again",
+            f"stream {start.stream} does not exist any more",
+            next_step="create the stream again, then restart",
             url=start.url,
         )
     here = start.sequence if state.created == start.created else state.first

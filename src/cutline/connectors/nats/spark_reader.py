@@ -1,4 +1,4 @@
-"""A NATS JetStream stream as a source: the same sequences give the same rows, at every try and after every restore.
+"""A NATS JetStream stream as a source: the same sequences give the same rows, at every attempt and after every restore.
 
 ``spark.readStream.format("cutline_nats")`` with the options ``url``, ``stream``, ``subject`` (a filter; wildcards),
 ``start`` (``earliest``, ``latest`` or a sequence), ``max_per_batch`` and ``partitions`` (tasks per batch). See
@@ -7,11 +7,19 @@ docs/sources.md. The driver asks how far the stream goes; executors read their r
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from cutline.connectors.source_options import (
+    most_per_batch,
+    needed,
+    ranges_of,
+    refuse_lost,
+    start_of,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,20 +63,18 @@ class NatsReader(DataSourceStreamReader):
     def __init__(self, options: Any) -> None:
         from cutline.connectors.nats.client import check_url
 
-        self._url = check_url(_needed(options, "url"))
-        self._stream = _needed(options, "stream")
+        self._url = check_url(needed(options, "url", source=FORMAT))
+        self._stream = needed(options, "stream", source=FORMAT)
         self._subject = options.get("subject", "")
-        self._start = options.get("start", "earliest")
-        self._most = _count(options, "max_per_batch", 100_000)
-        self._partitions = _count(options, "partitions", 1)
-        if self._start not in ("earliest", "latest") and not self._start.isdigit():
-            raise ValueError(f"start is {self._start!r}: use earliest, latest or a sequence")
+        self._start = start_of(options, place="a sequence", is_place=str.isdigit)
+        self._most = most_per_batch(options)
+        self._partitions = whole_number(options, "partitions", 1, least=1)
         self._connection: Connection | None = None
-        #: What the stream was like when the newest batch was planned, and that batch.
+        #: The newest planned batch, and the stream's state when it was planned.
         self._planned: tuple[NatsPosition, NatsPosition, StreamState] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travels to executors without its connection."""
+        """Pickled for executors without its connection."""
         return self.__dict__ | {"_connection": None, "_planned": None}
 
     # ------------------------------------------------------------------ driver
@@ -115,13 +121,9 @@ class NatsReader(DataSourceStreamReader):
         else:
             state = self._look(with_deleted=True)
             self._refuse_lost(state, first, last)
-        length = last.sequence - first.sequence
-        count = max(min(self._partitions, length), 1)
-        edges = [first.sequence + length * index // count for index in range(count + 1)]
         return [
             SequenceRange(a, b, first.created, state.messages_between(a, b))
-            for a, b in itertools.pairwise(edges)
-            if b > a
+            for a, b in ranges_of(first.sequence, last.sequence, self._partitions)
         ]
 
     def stop(self) -> None:
@@ -151,7 +153,7 @@ class NatsReader(DataSourceStreamReader):
         return state
 
     def _refuse_lost(self, state: StreamState, first: NatsPosition, last: NatsPosition) -> None:
-        from cutline.connectors.nats.positions import lost_between, refuse_lost
+        from cutline.connectors.nats.positions import lost_between
 
         refuse_lost(lost_between(state, first, last))
 
@@ -168,13 +170,13 @@ class NatsReader(DataSourceStreamReader):
             for page in read_range(connection, self._stream, partition.first, partition.end, subjects):
                 count += len(page)
                 yield _record_batch(page)
-            # Only now: what was dropped or deleted meanwhile is missing in what was read.
+            # Only now: messages dropped or deleted meanwhile are missing from what was read.
             state = stream_state(connection, self._stream, with_deleted=bool(self._subject))
         what = f"stream {self._stream}: sequences {partition.first} to {partition.end - 1}"
         if state is None or state.created != partition.created:
-            raise ValueError(f"{what} cannot be read: the stream was removed or made again meanwhile")
+            raise ValueError(f"{what} cannot be read: the stream was deleted or created again meanwhile")
         if self._subject:
-            # Those of the other subjects were not read: the stream tells how many there are.
+            # Messages of other subjects were not read: the stream's state says how many there are.
             count = state.messages_between(partition.first, partition.end)
         if state.first > partition.first or count != partition.messages:
             raise ValueError(
@@ -184,7 +186,7 @@ class NatsReader(DataSourceStreamReader):
 
 
 def _check_replayable(state: StreamState) -> None:
-    """Refuse streams that take messages away while they are read: no second reading would be like the first."""
+    """Refuse streams that remove messages while they are read: a second reading would differ from the first."""
     if state.config["retention"] != "limits":
         raise ValueError(
             f"stream {state.name} drops messages when they are acknowledged (retention {state.config['retention']}): "
@@ -210,17 +212,3 @@ def _record_batch(page: list[Any]) -> pa.RecordBatch:
         ],
         names=["sequence", "subject", "data", "published_at", "headers"],
     )
-
-
-def _needed(options: Any, name: str) -> str:
-    value = options.get(name, "")
-    if not value:
-        raise ValueError(f'the source {FORMAT} needs the option "{name}"')
-    return str(value)
-
-
-def _count(options: Any, name: str, default: int) -> int:
-    text = str(options.get(name, default))
-    if not text.isdigit() or not int(text):
-        raise ValueError(f"{name} is {text!r}: use a whole number above zero")
-    return int(text)

@@ -1,14 +1,14 @@
-"""Connections to PostgreSQL: how one is made, what its failures mean, and that no password ever leaves it."""
+"""Connections to PostgreSQL: how they are made, what their failures mean, and that errors never show a password."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cutline.base.retry import Retry
 from cutline.errors import NotDone, OutcomeUnknown, SinkError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
     Cursor = psycopg.Cursor[tuple[Any, ...]]
 
-#: Asked for unless the connection string says otherwise: a host that is gone must be noticed.
+#: Defaults for what the connection string leaves out: a dead host must be noticed.
 _DEFAULTS = {
     "connect_timeout": "10",
     "keepalives_idle": "10",
@@ -27,22 +27,15 @@ _DEFAULTS = {
     "client_encoding": "utf8",
     "application_name": "cutline",
 }
-#: How long to wait for a row or table that somebody else holds, before the coordinator tries again.
+#: How long to wait for a row or table that another session has locked, before the coordinator retries.
 _LOCK_TIMEOUT_MS = 30_000
 
-#: How often a step is tried when others stand in its way or the connection is lost, before the coordinator hears of it.
-MOST_TRIES = 5
-#: Class of the errors that say "somebody was in the way, try again".
+#: Retries of a step that conflicts with another session or loses the connection, before it raises.
+_TRANSACTIONS = Retry(limit=5)
+#: Class of the errors that say "a conflict rolled the transaction back, retry".
 _ROLLED_BACK = "40"
 
 T = TypeVar("T")
-
-_lives: dict[int, str] = {}
-
-
-def life() -> str:
-    """Names this process, so that what one process has prepared is never mixed with what another has."""
-    return _lives.setdefault(os.getpid(), secrets.token_hex(8))
 
 
 def check_installed() -> None:
@@ -55,7 +48,7 @@ def check_installed() -> None:
 
 
 def connection_parameters(dsn: str) -> dict[str, str]:
-    """What libpq is told; what the string leaves out comes from the environment (PGHOST, PGPASSWORD, PGSERVICE …)."""
+    """Parameters for libpq, which takes what the string leaves out from the environment (PGHOST, PGPASSWORD, …)."""
     check_installed()
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
@@ -72,7 +65,7 @@ def connection_parameters(dsn: str) -> dict[str, str]:
 
 
 class Address:
-    """Where a database is, and how to get in. Its text never shows how to get in."""
+    """Where a database is, with credentials. Its ``repr`` never shows the credentials."""
 
     def __init__(self, dsn: str) -> None:
         self._parameters = connection_parameters(dsn)
@@ -93,7 +86,7 @@ class Address:
         try:
             connection = psycopg.connect(**self._parameters, autocommit=True)  # type: ignore[arg-type]
             connection.execute("SELECT set_config('lock_timeout', %s, false)", (str(_LOCK_TIMEOUT_MS),))
-            # A role may be set to forget on a crash what it was told was stored. Stricter settings stay.
+            # A role may be configured to lose acknowledged commits in a crash. Stricter settings stay.
             connection.execute(
                 "SELECT set_config('synchronous_commit', 'on', false)"
                 " WHERE current_setting('synchronous_commit') = 'off'"
@@ -103,14 +96,14 @@ class Address:
             if connection is not None:
                 connection.close()
             raise NotDone(
-                f"PostgreSQL cannot be reached: {self.told(error)}",
-                next_step="see whether the server runs and lets this user in; it is tried again",
+                f"PostgreSQL cannot be reached: {self.describe(error)}",
+                next_step="check that the server runs and accepts this user; Cutline retries",
                 database=self,
             ) from None
         return connection
 
-    def told(self, error: BaseException) -> str:
-        """What an error says, in one line and without the password."""
+    def describe(self, error: BaseException) -> str:
+        """The error's text, in one line and without the password."""
         text = " ".join(str(error).split()) or type(error).__name__
         for name in ("password", "sslpassword"):
             secret = self._parameters.get(name) or (os.environ.get("PGPASSWORD") if name == "password" else None)
@@ -120,30 +113,30 @@ class Address:
 
 
 class Session:
-    """One connection that is made when it is needed, and again after it was lost. For one thread at a time."""
+    """One connection, made when it is needed and again after it was lost. For one thread at a time."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self._lock = threading.Lock()
         self._held: list[Connection] = []
-        # A connection that nobody closes complains; the sink that owns this one is never told that it is over.
+        # psycopg warns about a connection that is never closed, and a sink has no close.
         self._closing = weakref.finalize(self, _close, self._held)
 
     def run(self, what: str, step: Callable[[Connection], T], *, is_steady: bool = True, **where: object) -> T:
-        """Run a step in a transaction and commit it; again if somebody was in the way or the connection was lost.
+        """Run a step in a transaction and commit it; retry after a conflict or a lost connection.
 
-        The step must find out by itself what an earlier try has done: a COMMIT whose answer was lost may have counted.
-        A try that is still under way on a lost connection holds its locks, so the next one waits for it.
-        ``is_steady``: who changes meanwhile what the step has read makes it fail, and it is tried again. Otherwise each
-        statement sees what is there when it begins.
+        The step itself must find out what an earlier attempt did: a COMMIT whose answer was lost may have succeeded.
+        An attempt that still runs on a lost connection holds its locks, so the next one waits for it.
+        ``is_steady``: the step fails, and is retried, if another session changes what it has read. Otherwise each
+        statement sees what exists when it begins.
         """
         import psycopg
         from psycopg import IsolationLevel
 
         failure: psycopg.Error | None = None
-        #: Whether a COMMIT was sent that nobody has answered.
+        #: Whether a COMMIT was sent and not answered.
         is_open = False
-        for _ in range(MOST_TRIES):
+        for _ in _TRANSACTIONS.attempts():
             with self._lock:
                 try:
                     connection = self._usable()
@@ -165,12 +158,12 @@ class Session:
                     self._give_up(connection)
                     failure = error
                     if not is_lost and not (error.sqlstate or "").startswith(_ROLLED_BACK):
-                        break  # the server lives and says no: a lock that somebody holds, a full disk
+                        break  # the server runs and refuses: another session's lock, a full disk
                 except psycopg.Error as error:
                     self._give_up(connection)
                     raise SinkError(
-                        f"the table could not {what}: {self.address.told(error)}",
-                        next_step="mend the table or the rights of the user; the step can be repeated as it is",
+                        f"the table could not {what}: {self.address.describe(error)}",
+                        next_step="fix the table or the user's privileges; the step can be repeated as it is",
                         database=self.address,
                         **where,
                     ) from None
@@ -181,8 +174,8 @@ class Session:
                     return result
         kind = OutcomeUnknown if is_open else NotDone
         raise kind(
-            f"the table could not {what}: {self.address.told(failure) if failure else 'no answer'}",
-            next_step="see whether the server runs and who locks the table; it is tried again",
+            f"the table could not {what}: {self.address.describe(failure) if failure else 'no answer'}",
+            next_step="check that the server runs and which session locks the table; Cutline retries",
             database=self.address,
             **where,
         ) from None

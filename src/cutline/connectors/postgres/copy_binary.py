@@ -1,7 +1,7 @@
-"""Rows as COPY's binary format has them: what costs least on both sides, where the types are simple.
+"""Rows in COPY's binary format: the cheapest on both sides, for simple types.
 
-The text format leaves it to PostgreSQL to fit a value into a column of another type; the binary one does not, so it is
-used only for columns that have exactly the type of the rows. See ``postgres_types`` for all others.
+With the text format PostgreSQL converts a value to the type of the column; with the binary format it does not, so this
+is used only if the columns have exactly the types of the rows. See ``postgres.types`` for all others.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SIMPLE = frozenset(
         "timestamp with time zone",
     }
 )
-#: Counted from 1970 in Arrow and from 2000 in PostgreSQL, which begins with the year 4713 before our era.
+#: Counted from 1970 in Arrow and from 2000 in PostgreSQL, whose calendar begins in 4713 BC.
 _DAYS, _FIRST_DAY = 10_957, -2_451_545 + 10_957
 _MICROSECONDS, _FIRST_MICROSECOND = 946_684_800_000_000, -211_813_488_000_000_000 + 946_684_800_000_000
 
 
 def fits_binary(rows: Mapping[str, str], table: Mapping[str, str]) -> bool:
-    """Whether rows whose columns have these types in PostgreSQL may be sent so to a table with those."""
+    """Whether rows with these PostgreSQL types may be sent in binary to a table with those types."""
     return all(
         kind in _SIMPLE and (table[name] == kind or (kind, table[name]) == ("text", "character varying"))
         for name, kind in rows.items()
@@ -46,14 +46,14 @@ def fits_binary(rows: Mapping[str, str], table: Mapping[str, str]) -> bool:
 
 
 def copy_binary(batch: pa.RecordBatch, first_row: int, piece: int) -> bytes:
-    """The rows, without header and trailer; before its own columns each has the piece and its number in it."""
+    """The rows, without header and trailer; each begins with its piece and its number in the piece."""
     import numpy as np
 
     return binary_rows(batch, np.array([piece]), np.arange(first_row, first_row + batch.num_rows))
 
 
 def binary_rows(batch: pa.RecordBatch, *before: Any) -> bytes:
-    """The rows, after further columns of type bigint: of each one value for every row, or the same one for all."""
+    """The rows, each after further bigint columns: one value for every row, or the same one for all."""
     import numpy as np
     import pyarrow as pa
 
@@ -74,7 +74,7 @@ def binary_rows(batch: pa.RecordBatch, *before: Any) -> bytes:
 
 
 class _Lines:
-    """Builds all rows side by side: runs of equally many bytes in each row, and between them bytes of any number."""
+    """Builds all rows side by side: runs of the same width in each row, and between them values of any length."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -99,7 +99,7 @@ class _Lines:
         self._end_run()
         lines = pc.binary_join_element_wise(*self._parts, pa.scalar(b"", pa.large_binary()))
         size_bytes = pc.sum(pc.binary_length(lines)).as_py()
-        # One after the other they lie in one buffer.
+        # Arrow stores them one after the other in one buffer.
         return bytes(lines.buffers()[2].slice(0, size_bytes))
 
     def _end_run(self) -> None:
@@ -117,7 +117,7 @@ class _Lines:
 
 
 def equally_long(block: Any) -> pa.Array:
-    """The lines of a matrix of bytes as a large_binary array."""
+    """The rows of a matrix of bytes as a large_binary array."""
     import pyarrow as pa
 
     kind = pa.binary(block.shape[1])
@@ -125,7 +125,7 @@ def equally_long(block: Any) -> pa.Array:
 
 
 def _add_bytes(lines: _Lines, column: pa.Array) -> None:
-    """Each with its length before it; that of a null is -1."""
+    """Each value after its length; the length of a null is -1."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -150,7 +150,7 @@ def _add_numbers(lines: _Lines, column: pa.Array) -> None:
 
 
 def _on_the_wire(column: pa.Array) -> tuple[str, Any]:
-    """The type on the wire, and a numpy array of values of that width; what stands for a null does not matter."""
+    """The type on the wire, and a numpy array of values of that width; nulls have any value."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -176,7 +176,7 @@ def _since_2000(column: pa.Array, shift: int, first: int) -> Any:
     if least is not None and least < first:
         raise SinkError(
             "a date or timestamp lies before the year 4713 BC, where PostgreSQL's calendar begins",
-            next_step="drop or mend such rows in the flow",
+            next_step="filter out or correct such rows in the flow",
         )
     return _values(column) - shift
 

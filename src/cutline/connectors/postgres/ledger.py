@@ -1,23 +1,26 @@
-"""What the books say of a sink, and who may change them."""
+"""The ledger of a sink, in PostgreSQL."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from cutline.connectors.postgres.tables import Plan, composed, one
-from cutline.errors import FencedError, SinkError
-from cutline.model.ids import Epoch
+from cutline.connectors.shared_epochs import process_name
+from cutline.errors import SinkError
+from cutline.model.ids import NO_EPOCH, Epoch, Generation
+from cutline.protocol.publish.sink_ledger import SinkLedger
 
 if TYPE_CHECKING:
     from cutline.connectors.postgres.connection import Connection
-    from cutline.protocol.publish.commit import CommitPermit
+    from cutline.ports.sinks import SinkContext
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one sink stands."""
+    """The state of one sink."""
 
     ledger: int
     #: Newest epoch whose rows are in the table.
@@ -25,165 +28,150 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     #: Highest epoch the table has ever seen.
     highest: int
-    #: Highest epoch that a rewind took away. It and all below are never published again.
+    #: Highest epoch that a rewind removed. It and all below are never published again.
     rewound: int
     #: Epochs up to this one are no longer listed.
     forgotten: int
-    #: The oldest epoch that the table can be taken back to.
+    #: The oldest epoch that the table can be rewound to.
     reach: int
-    #: Grows with every change, and who has made the last one.
+    #: Grows with every change.
     version: int
+    #: The process that made the last change.
     life: str
-    #: Who may publish: a process and a sink of it; empty: nobody has claimed it.
+    #: The process and sink instance that may publish; empty: unclaimed.
     claim: str
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sink publishes with an epoch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The part of the ledger that one instance of the sink reads."""
 
-    plan: Plan
-    pieces: list[int]
+    #: The epoch, and the pieces that it publishes.
+    epoch: Epoch = NO_EPOCH
+    pieces: Sequence[int] = ()
+    #: The version of the ledger when this instance opened or claimed the sink.
+    seen_version: int
 
 
 _FIELDS = ("ledger", "epoch", "generation", "highest", "rewound", "forgotten", "reach", "version", "life", "claim")
 
 
 def load_ledger(
-    connection: Connection, books: str, ledgers: Iterable[int], *, lock: bool = False
+    connection: Connection, ledger_schema: str, ledgers: Iterable[int], *, lock: bool = False
 ) -> dict[int, LedgerRow]:
-    """``lock``: nobody else publishes or rewinds these until the transaction ends. Always in the same order."""
+    """``lock``: no other session publishes or rewinds these until the transaction ends. Always in the same order."""
     statement = composed(
-        "SELECT {fields} FROM {books}.ledger WHERE ledger = ANY(%s) ORDER BY ledger"
+        "SELECT {fields} FROM {own}.ledger WHERE ledger = ANY(%s) ORDER BY ledger"
         + (" FOR NO KEY UPDATE" if lock else ""),
-        books=books,
+        own=ledger_schema,
         fields=_FIELDS,
     )
     rows = connection.execute(statement, (list(ledgers),))
     return {row[0]: LedgerRow(**dict(zip(_FIELDS, row, strict=True))) for row in rows}
 
 
-def check_owner(row: LedgerRow, sink: str, *, seen_version: int, life: str) -> None:
-    """Nobody but this process has changed the ledger since it was opened; whoever has is the one to go on."""
-    if row.life != life and row.version != seen_version:
-        raise FencedError(
-            "another process has published to this table since this one began",
-            next_step="stop this process: another one runs the flow. If there is none, start the flow again",
-            sink=sink,
-        )
-
-
-def store_claim(connection: Connection, books: str, ledger: int, *, claim: str, life: str) -> int:
-    """The version of the ledger from which on only the claimant publishes."""
-    statement = composed(
-        "UPDATE {books}.ledger SET claim = %s, life = %s, version = version + 1 WHERE ledger = %s RETURNING version",
-        books=books,
+def sink_ledger(
+    connection: Connection, ledger_schema: str, row: LedgerRow, context: SinkContext, view: View
+) -> SinkLedger:
+    """The ledger of the sink; its only digest is that of the epoch in ``view``."""
+    return SinkLedger(
+        flow=context.flow,
+        sink=context.sink,
+        published=Epoch(row.epoch),
+        rewound=Epoch(row.rewound),
+        digests=_digests(connection, ledger_schema, row, view),
+        reach=Epoch(row.reach),
+        claim=row.claim,
+        generation=Generation(row.generation),
+        is_overtaken=row.life != process_name() and row.version != view.seen_version,
     )
-    return int(one(connection.execute(statement, (claim, life, ledger)).fetchone())[0])
 
 
-def is_published(
-    connection: Connection, books: str, row: LedgerRow, permit: CommitPermit, pieces: Sequence[int]
-) -> bool:
-    """Whether the epoch is there already, and is this one; raises if it must not be published at all."""
-    where: dict[str, Any] = {"flow": permit.flow, "sink": permit.sink, "epoch": permit.epoch}
-    there = composed("SELECT 1 FROM {books}.epochs WHERE ledger = %s AND epoch = %s", books=books)
-    if connection.execute(there, (row.ledger, permit.epoch)).fetchone() is not None:
-        named = composed("SELECT piece FROM {books}.pieces WHERE ledger = %s AND epoch = %s", books=books)
-        if {piece for (piece,) in connection.execute(named, (row.ledger, permit.epoch))} == set(pieces):
-            return True
-        raise SinkError(
-            "the table holds an epoch of this number with other rows: it belongs to another history",
-            next_step="was the flow's storage deleted? Give the flow or the sink another name, or use another table",
-            **where,
-        )
-    if permit.epoch <= row.rewound:
-        raise FencedError("the epoch was taken back by a rewind; this commit comes from the abandoned history", **where)
-    if permit.epoch <= row.forgotten and all(
-        epoch is not None for _, epoch in staged_pieces(connection, books, row.ledger, pieces).values()
+def digest_of(pieces: Iterable[int]) -> str:
+    """Identifies what an epoch publishes: the numbers of pieces are never reused."""
+    return ",".join(map(str, sorted(set(pieces))))
+
+
+def _digests(connection: Connection, ledger_schema: str, row: LedgerRow, view: View) -> dict[Epoch, str | None]:
+    if not view.epoch:
+        return {}
+    there = composed("SELECT 1 FROM {own}.epochs WHERE ledger = %s AND epoch = %s", own=ledger_schema)
+    if connection.execute(there, (row.ledger, view.epoch)).fetchone() is not None:
+        named = composed("SELECT piece FROM {own}.pieces WHERE ledger = %s AND epoch = %s", own=ledger_schema)
+        return {view.epoch: digest_of(piece for (piece,) in connection.execute(named, (row.ledger, view.epoch)))}
+    if row.rewound < view.epoch <= row.forgotten and all(
+        epoch is not None for _, epoch in staged_pieces(connection, ledger_schema, row.ledger, view.pieces).values()
     ):
-        return True  # others have published it, and so much after it that it is no longer listed, before it was told
-    if permit.epoch <= row.epoch:
-        raise SinkError(
-            f"a later epoch ({row.epoch}) is published but this one is not: it belongs to another history",
-            next_step="was the flow's storage deleted? Give the flow or the sink another name, or use another table",
-            **where,
-        )
-    if permit.generation < row.generation:
-        raise FencedError(f"generation {row.generation} has published to this table already", **where)
-    return False
+        # Other sinks published it, and so many epochs after it that it is no longer listed, before this commit.
+        return {view.epoch: None}
+    return {}
 
 
-def store_prepared(connection: Connection, books: str, share: Share, *, flow: str, epoch: int, life: str) -> None:
+def store_claim(connection: Connection, ledger_schema: str, ledger: int, *, claim: str, process: str) -> int:
+    """The version of the ledger since which only the claimant publishes."""
     statement = composed(
-        "INSERT INTO {books}.prepared (ledger, epoch, life, flow, plan, pieces) VALUES (%s, %s, %s, %s, %s::jsonb, %s)"
-        " ON CONFLICT (ledger, epoch, life) DO UPDATE SET plan = EXCLUDED.plan, pieces = EXCLUDED.pieces",
-        books=books,
+        "UPDATE {own}.ledger SET claim = %s, life = %s, version = version + 1 WHERE ledger = %s RETURNING version",
+        own=ledger_schema,
     )
-    plan = msgspec.json.encode(share.plan).decode()
-    connection.execute(statement, (share.plan.ledger, epoch, life, flow, plan, share.pieces))
+    return int(one(connection.execute(statement, (claim, process, ledger)).fetchone())[0])
 
 
-def load_prepared(connection: Connection, books: str, permit: CommitPermit, life: str) -> list[Share]:
-    """What every sink of the flow on this database publishes with the epoch: its checkpoint exists for all of them."""
-    statement = composed(
-        "SELECT plan::text, pieces FROM {books}.prepared WHERE flow = %s AND epoch = %s AND life = %s", books=books
-    )
-    rows = connection.execute(statement, (permit.flow, permit.epoch, life))
-    return [Share(plan=msgspec.json.decode(plan, type=Plan), pieces=pieces) for plan, pieces in rows]
+def ledgers_behind(connection: Connection, ledger_schema: str, ledgers: Iterable[int], epoch: Epoch) -> set[int]:
+    """Which of these sinks have yet to publish rows of this complete epoch or of an earlier one.
 
-
-def ledgers_behind(connection: Connection, books: str, ledgers: Iterable[int], epoch: Epoch) -> set[int]:
-    """Those of these sinks that have yet to publish something of this complete epoch or of one before it.
-
-    What was prepared for an epoch is forgotten when it, or a later one, is published. What an epoch had that was
-    aborted, the complete one after it has too.
+    A record of what an epoch publishes is deleted when that epoch or a later one is published. The rows of an aborted
+    epoch are part of the next complete one.
     """
-    statement = composed("SELECT ledger FROM {books}.prepared WHERE ledger = ANY(%s) AND epoch <= %s", books=books)
+    statement = composed("SELECT ledger FROM {own}.prepared WHERE ledger = ANY(%s) AND epoch <= %s", own=ledger_schema)
     return {ledger for (ledger,) in connection.execute(statement, (list(ledgers), epoch))}
 
 
 def staged_pieces(
-    connection: Connection, books: str, ledger: int, pieces: Sequence[int]
+    connection: Connection, ledger_schema: str, ledger: int, pieces: Sequence[int]
 ) -> dict[int, tuple[int, int | None]]:
-    """Of these pieces those that are there: piece → its rows, and the epoch that has published it."""
+    """Those of these pieces that exist: piece → its row count, and the epoch that has published it."""
     statement = composed(
-        "SELECT piece, rows, epoch FROM {books}.pieces WHERE ledger = %s AND piece = ANY(%s)", books=books
+        "SELECT piece, rows, epoch FROM {own}.pieces WHERE ledger = %s AND piece = ANY(%s)", own=ledger_schema
     )
     return {piece: (rows, epoch) for piece, rows, epoch in connection.execute(statement, (ledger, list(pieces)))}
 
 
-def check_there(connection: Connection, books: str, share: Share, *, hint: str) -> dict[int, tuple[int, int | None]]:
-    found = staged_pieces(connection, books, share.plan.ledger, share.pieces)
-    if missing := sorted(set(share.pieces) - found.keys()):
+def check_there(
+    connection: Connection, ledger_schema: str, plan: Plan, pieces: Sequence[int], *, hint: str
+) -> dict[int, tuple[int, int | None]]:
+    found = staged_pieces(connection, ledger_schema, plan.ledger, pieces)
+    if missing := sorted(set(pieces) - found.keys()):
         raise SinkError(
-            f"{len(missing)} of {len(share.pieces)} staged pieces are gone ({missing[0]} …)",
+            f"{len(missing)} of {len(pieces)} staged pieces are gone ({missing[0]} …)",
             next_step=hint,
-            sink=share.plan.sink,
+            sink=plan.sink,
         )
     return found
 
 
-def delete_pieces(connection: Connection, books: str, ledger: int, pieces: Sequence[int]) -> None:
-    """Throw away staged rows, the pieces that name them, and what was to publish them.
+def delete_pieces(connection: Connection, ledger_schema: str, ledger: int, pieces: Sequence[int]) -> None:
+    """Discard staged rows, their pieces, and the prepared epochs that name those.
 
-    Of what is published nothing in the table changes.
+    Published rows in the table do not change.
     """
     delete = composed(
-        "DELETE FROM {books}.{staged} WHERE cutline_piece = ANY(%s)", books=books, staged=f"staged_{ledger}"
+        "DELETE FROM {own}.{staged} WHERE cutline_piece = ANY(%s)", own=ledger_schema, staged=f"staged_{ledger}"
     )
     connection.execute(delete, (list(pieces),))
-    delete = composed("DELETE FROM {books}.pieces WHERE ledger = %s AND piece = ANY(%s) AND epoch IS NULL", books=books)
+    delete = composed(
+        "DELETE FROM {own}.pieces WHERE ledger = %s AND piece = ANY(%s) AND epoch IS NULL", own=ledger_schema
+    )
     connection.execute(delete, (ledger, list(pieces)))
-    # An epoch that names them will never be complete. Another sink must not try to publish it for this one.
-    delete = composed("DELETE FROM {books}.prepared WHERE ledger = %s AND pieces && %s::bigint[]", books=books)
+    # An epoch that names them never becomes complete. Another sink must not publish it for this one.
+    delete = composed("DELETE FROM {own}.prepared WHERE ledger = %s AND pieces && %s::bigint[]", own=ledger_schema)
     connection.execute(delete, (ledger, list(pieces)))
 
 
-def published_epoch(connection: Connection, books: str, ledger: int, *, up_to: Epoch) -> int:
+def published_epoch(connection: Connection, ledger_schema: str, ledger: int, *, up_to: Epoch) -> int:
     """The newest published epoch up to this one; 0 if there is none."""
     statement = composed(
-        "SELECT coalesce(max(e.epoch), least(max(l.forgotten), %s)) FROM {books}.ledger l"
-        " LEFT JOIN {books}.epochs e ON e.ledger = l.ledger AND e.epoch <= %s WHERE l.ledger = %s",
-        books=books,
+        "SELECT coalesce(max(e.epoch), least(max(l.forgotten), %s)) FROM {own}.ledger l"
+        " LEFT JOIN {own}.epochs e ON e.ledger = l.ledger AND e.epoch <= %s WHERE l.ledger = %s",
+        own=ledger_schema,
     )
     return int(one(connection.execute(statement, (up_to, up_to, ledger)).fetchone())[0])

@@ -1,7 +1,7 @@
 """How far a PostgreSQL table has been read by an increasing key, and whether it can be read again from there.
 
-The rows of a table come into sight in the order of commits, not of keys: a transaction may have taken a lower key and
-commit later. So a key counts as reached only when everybody has ended who was writing to the table when it was seen.
+Rows become visible in the order of commits, not of keys: a transaction may have taken a lower key and commit later. So
+a key counts as reached only after all transactions have ended that were writing to the table when it was seen.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
 
 KIND = "cutline_postgres"
-#: How the owner of a lock is called if it is a transaction that was prepared before the server was last started.
+#: The owner of a lock if it is a transaction that was prepared before the server last started.
 _NAMELESS = "-1/"
-#: A table, and those that rows are put into it through: such an insert may hold its key before it touches the table.
+#: A table and its partition ancestors: an insert through an ancestor may hold its key before it locks the table.
 _WITH_PARENTS = (
     "(SELECT to_regclass(%(table)s)::oid UNION SELECT relid FROM pg_partition_ancestors(to_regclass(%(table)s)))"
 )
@@ -31,30 +31,30 @@ _WRITING = ("RowExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "Acces
 
 
 class PostgresPosition(SourcePosition, frozen=True, kw_only=True):
-    """A place in a table. Holds all that the replay guard needs to look there, and no secrets."""
+    """A position in a table. Holds all that the replay guard needs to check it, and no secrets."""
 
     source: str = KIND
     url: str
     table: str
     key_column: str
-    #: Which table of this name.
+    #: Distinguishes tables with the same name.
     table_id: int
-    #: The key after which reading began. Spark does not note where the first batch of a query begins.
+    #: The key after which reading began. Spark does not record where the first batch of a query begins.
     begin: int
     #: The last key that was read.
     key: int
-    #: How many rows were read: fewer at a second reading means that some were deleted.
+    #: How many rows were read: if a second reading finds fewer, some were deleted.
     rows: int = 0
 
 
 class Writers(NamedTuple):
-    """The highest key that is in sight, and who was writing when it was seen."""
+    """The highest visible key, and the transactions that were writing when it was seen."""
 
     highest: int | None
     writers: frozenset[str]
 
     def are_gone(self, now: Writers) -> bool:
-        """Whether none of these is among those who are writing now, perhaps under another name."""
+        """Whether none of these transactions is writing now, perhaps under another name."""
         return not any(one in self.writers or one.startswith(_NAMELESS) for one in now.writers)
 
 
@@ -68,7 +68,7 @@ def position_of(offset: Mapping[str, Any]) -> PostgresPosition:
 
 
 def where_batch_begins(start: PostgresPosition, end: PostgresPosition) -> PostgresPosition:
-    """Of the first batch of a query the beginning is asked for anew at each try; the end remembers it."""
+    """Spark asks for the beginning of a query's first batch again at each attempt; the end records it."""
     if (start.begin, start.table_id) == (end.begin, end.table_id):
         return start
     return _begun(end)
@@ -88,7 +88,7 @@ def import_psycopg() -> Any:
 
 
 def connect(url: str) -> Connection:
-    """Whatever the address leaves out comes from the environment: PGPASSWORD, PGPASSFILE, PGSERVICE … ."""
+    """libpq takes what the address leaves out from the environment: PGPASSWORD, PGPASSFILE, PGSERVICE … ."""
     postgres = import_psycopg()
     if postgres.conninfo.conninfo_to_dict(url).get("password"):
         raise ConfigError(
@@ -100,14 +100,14 @@ def connect(url: str) -> Connection:
     except postgres.OperationalError as error:
         raise NotDone(
             f"PostgreSQL cannot be reached: {error}",
-            next_step="see whether it runs and may be reached from here, then try again",
+            next_step="check that it runs and is reachable from here, then retry",
             url=url,
         ) from error
     return made
 
 
 def table_id(connection: Connection, table: str) -> int | None:
-    """None: there is no such table. Raises ConfigError if it is none that can be read by key."""
+    """None: there is no such table. Raises ConfigError if it cannot be read by key."""
     found = connection.execute(
         "SELECT oid::bigint, relkind::text, pg_is_in_recovery(), "
         "EXISTS (SELECT FROM pg_inherits WHERE inhparent = oid) FROM pg_class WHERE oid = to_regclass(%s)",
@@ -118,27 +118,29 @@ def table_id(connection: Connection, table: str) -> int | None:
     number, kind, is_standby, has_children = found
     if kind != "r":
         raise ConfigError(
-            f"{table} is no ordinary table: who is writing to it cannot be seen",
-            next_step="read the single partitions, or the table behind the view",
+            f"{table} is not an ordinary table: PostgreSQL does not show which transactions write to it",
+            next_step="read the individual partitions, or the table behind the view",
         )
     if has_children:
         raise ConfigError(
-            f"other tables inherit from {table}: who is writing to them cannot be seen",
-            next_step="read the single tables",
+            f"other tables inherit from {table}: PostgreSQL does not show which transactions write to them",
+            next_step="read the individual tables",
         )
     if is_standby:
-        raise ConfigError("a standby does not show who is writing", next_step="read from the primary server")
+        raise ConfigError(
+            "a standby does not show which transactions are writing", next_step="read from the primary server"
+        )
     return int(number)
 
 
 def check_keys(connection: Connection, table: str, key: str) -> None:
-    """Refuse a table if a session may hold back keys that are lower than those of others."""
+    """Refuse a table if a session may insert keys lower than those that others have committed."""
     found = connection.execute(
         "SELECT s.seqrelid::regclass::text FROM pg_sequence s JOIN pg_depend d ON s.seqrelid IN (d.objid, d.refobjid) "
         f"JOIN pg_attribute a ON a.attname = %(key)s AND a.attrelid IN {_WITH_PARENTS} "
         "LEFT JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum "
         "WHERE (s.seqcache > 1 OR s.seqincrement < 0 OR s.seqcycle) AND ("
-        # It belongs to the column, or the column's default asks it.
+        # The column owns the sequence, or its default calls it.
         "(d.classid, d.objid, d.refclassid, d.refobjid, d.refobjsubid) "
         "= ('pg_class'::regclass, s.seqrelid, 'pg_class'::regclass, a.attrelid, a.attnum) OR "
         "(d.classid, d.objid, d.refclassid, d.refobjid) "
@@ -147,15 +149,15 @@ def check_keys(connection: Connection, table: str, key: str) -> None:
     ).fetchone()
     if found is not None:
         raise ConfigError(
-            f"the keys do not come in order: sequence {found[0]} hands them out in blocks, downwards or in a circle",
-            next_step=f"ALTER SEQUENCE {found[0]} CACHE 1 INCREMENT BY 1 NO CYCLE; then start the writers again",
+            f"the keys are not in order: sequence {found[0]} assigns them in blocks, downwards or in a cycle",
+            next_step=f"ALTER SEQUENCE {found[0]} CACHE 1 INCREMENT BY 1 NO CYCLE; then restart the writers",
             table=table,
             key=key,
         )
 
 
 def look(connection: Connection, table: str, key: str) -> Writers:
-    """First the key, then the writers: whoever holds a lower key that is not in sight yet is among them."""
+    """First the key, then the writers: these include every transaction with a lower key that is not visible yet."""
     from psycopg import sql
 
     highest = connection.execute(
@@ -171,7 +173,7 @@ def look(connection: Connection, table: str, key: str) -> Writers:
 
 
 def count_rows(connection: Connection, table: str, key: str, *, after: int, through: int, most: int) -> tuple[int, int]:
-    """(last key, number) of the next rows in (after, through], at most so many."""
+    """(last key, count) of the next rows in (after, through], at most ``most``."""
     from psycopg import sql
 
     query = sql.SQL(
@@ -189,13 +191,13 @@ def identifier(table: str) -> Any:
 
 
 def _quoted(connection: Connection, table: str) -> str:
-    """As to_regclass must be given it, so that it means the same table as a query does."""
+    """The name for to_regclass, so that it means the same table as in a query."""
     quoted: str = identifier(table).as_string(connection)
     return quoted
 
 
 def lost_between(connection: Connection, start: PostgresPosition, end: PostgresPosition | None) -> FileProblem | None:
-    """What of (start, end] is gone; ``end`` None: nobody knows how far it was read, and nothing can be missed."""
+    """What of (start, end] is gone; ``end`` None: how far it was read is unknown, so no row can be missed."""
     last = None if end is None or end.table_id != start.table_id else end
     if table_id(connection, start.table) != start.table_id:
         read = last.rows - start.rows if last is not None else 0
@@ -226,7 +228,7 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
         return SourceReport()
     with connect((end or start).url) as connection:
         problem = lost_between(connection, start, end)
-    notes = [] if end is not None else ["is not guarded against deleted rows: nothing says how far it had read"]
+    notes = [] if end is not None else ["is not guarded against deleted rows: how far it had read is unknown"]
     return SourceReport([problem] if problem else [], notes)
 
 
@@ -237,14 +239,14 @@ def beginning(position: bytes) -> bytes:
 
 
 def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
-    """Rows that are gone are simply not found; only a table that was made again is read from its beginning."""
+    """Deleted rows are simply not found; only a table that was created again is read from its beginning."""
     start, *planned = [one for one in map(parse_position, positions) if one is not None]
     with connect((parse_position(latest) or start).url) as connection:
         identity = table_id(connection, start.table)
         if identity is None:
             raise LostInputError(
-                f"table {start.table} is not there any more: there is nothing to go on with",
-                next_step="make the table again, then start again",
+                f"table {start.table} does not exist any more",
+                next_step="create the table again, then restart",
             )
         if identity != start.table_id:
             start = msgspec.structs.replace(start, table_id=identity, begin=-(1 << 62), key=-(1 << 62))

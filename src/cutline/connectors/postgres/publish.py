@@ -1,102 +1,107 @@
-"""Staged rows on their way into the user's table, and out again, in a transaction that somebody else commits."""
+"""Moves staged rows into the user's table, and rewinds it, in a transaction that the caller commits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cutline.connectors.postgres.ledger import LedgerRow, Share, check_there, delete_pieces, published_epoch
+from cutline.connectors.postgres.ledger import LedgerRow, check_there, delete_pieces, published_epoch
 from cutline.connectors.postgres.tables import EPOCH_COLUMN, Plan, composed, one
 from cutline.errors import SinkError
 from cutline.model.ids import Epoch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from psycopg import sql
 
     from cutline.connectors.postgres.connection import Connection
 
-#: So many staged rows are deleted one by one, by the transaction that publishes them.
+#: Fewer staged rows than this are deleted one by one, by the transaction that publishes them.
 FEW_ROWS = 10_000
 
-_GONE_HINT = "who deletes in the books? Restore the flow to an older checkpoint and rewind the sink to it"
+_GONE_HINT = (
+    "find out what deletes rows in the ledger's schema, then restore the flow to an older checkpoint "
+    "and rewind the sink to it"
+)
 
-#: Of several rows of a key the last one counts: of the last batch, in it of the last task, in that the last.
+#: The last row of each key: of its last batch, of that batch's last task, the last row.
 _NEWEST = (
-    "SELECT DISTINCT ON ({keys}) {columns} FROM {books}.{staged} JOIN"
-    " (SELECT piece AS cutline_piece, batch AS cutline_batch, partition AS cutline_task FROM {books}.pieces"
+    "SELECT DISTINCT ON ({keys}) {columns} FROM {own}.{staged} JOIN"
+    " (SELECT piece AS cutline_piece, batch AS cutline_batch, partition AS cutline_task FROM {own}.pieces"
     " WHERE piece = ANY(%(pieces)s)) p USING (cutline_piece)"
     " ORDER BY {keys}, cutline_batch DESC, cutline_task DESC, cutline_row DESC"
 )
-#: Up to the end of the transaction, unless the server allows more anyway: a sort on disk takes longer.
+#: Until the transaction ends, unless the server allows more anyway: a sort on disk takes longer.
 _ROOM_TO_SORT = (
     "SELECT set_config('work_mem', '64MB', true)"
     " WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('64MB')"
 )
-#: For each key that was changed after an epoch: what it was then.
+#: For each key that was changed after an epoch: its row in that epoch.
 _OLDEST = (
-    "SELECT DISTINCT ON ({keys}) * FROM {books}.{before} WHERE cutline_epoch > %(epoch)s ORDER BY {keys}, cutline_epoch"
+    "SELECT DISTINCT ON ({keys}) * FROM {own}.{before} WHERE cutline_epoch > %(epoch)s ORDER BY {keys}, cutline_epoch"
 )
 
 
-class Publication:
-    """Publishes an epoch, or takes epochs back, for one sink."""
+class TableChange:
+    """Publishes an epoch, or rewinds epochs, for one sink."""
 
-    def __init__(self, connection: Connection, books: str, plan: Plan, *, life: str) -> None:
+    def __init__(self, connection: Connection, ledger_schema: str, plan: Plan, *, process: str) -> None:
         self._connection = connection
-        self._books, self._plan, self._life = books, plan, life
+        self._ledger_schema, self._plan, self._process = ledger_schema, plan, process
 
     # ------------------------------------------------------------------ forward
 
-    def publish(self, share: Share, *, epoch: Epoch, generation: int) -> None:
-        """Copy the rows that no earlier epoch has published, and enter the epoch in the books.
+    def publish(self, pieces: Sequence[int], *, epoch: Epoch, generation: int) -> None:
+        """Copy the rows that no earlier epoch has published, and enter the epoch in the ledger.
 
-        From then on the staged rows are of no use: they go at once if they are few, otherwise see ``clear_staged``.
+        After that the staged rows are not needed: few are deleted here, for many see ``collect_staged_rows``.
         """
-        there = check_there(self._connection, self._books, share, hint=_GONE_HINT)
+        there = check_there(self._connection, self._ledger_schema, self._plan, pieces, hint=_GONE_HINT)
         todo = [piece for piece, (_, published) in there.items() if published is None]
         expected = sum(there[piece][0] for piece in todo)
         found = self._upsert(todo, epoch, expected) if self._plan.key else self._append(todo, epoch)
         if found != expected:
             raise SinkError(
-                f"{found} of {expected} staged rows are there", next_step=_GONE_HINT, sink=self._plan.sink, epoch=epoch
+                f"only {found} of {expected} staged rows exist", next_step=_GONE_HINT, sink=self._plan.sink, epoch=epoch
             )
         if expected < FEW_ROWS:
-            self._run("DELETE FROM {books}.{staged} WHERE cutline_piece = ANY(%(pieces)s)", pieces=todo)
+            self._run("DELETE FROM {own}.{staged} WHERE cutline_piece = ANY(%(pieces)s)", pieces=todo)
         ledger = self._plan.ledger
-        self._run("UPDATE {books}.pieces SET epoch = %(epoch)s WHERE piece = ANY(%(pieces)s)", pieces=todo, epoch=epoch)
+        self._run("UPDATE {own}.pieces SET epoch = %(epoch)s WHERE piece = ANY(%(pieces)s)", pieces=todo, epoch=epoch)
         self._run(
-            "INSERT INTO {books}.epochs (ledger, epoch, generation, rows) VALUES (%(l)s, %(epoch)s, %(g)s, %(rows)s)",
+            "INSERT INTO {own}.epochs (ledger, epoch, generation, rows) VALUES (%(l)s, %(epoch)s, %(g)s, %(rows)s)",
             l=ledger,
             epoch=epoch,
             g=generation,
             rows=expected,
         )
         self._run(
-            "UPDATE {books}.ledger SET epoch = %(epoch)s, highest = greatest(highest, %(epoch)s), generation = %(g)s,"
+            "UPDATE {own}.ledger SET epoch = %(epoch)s, highest = greatest(highest, %(epoch)s), generation = %(g)s,"
             " version = version + 1, life = %(life)s WHERE ledger = %(l)s",
             l=ledger,
             epoch=epoch,
             g=generation,
-            life=self._life,
+            life=self._process,
         )
-        self._run("DELETE FROM {books}.prepared WHERE ledger = %(l)s AND epoch <= %(epoch)s", l=ledger, epoch=epoch)
-        self._sweep(todo)
-        self._forget()
+        self._run("DELETE FROM {own}.prepared WHERE ledger = %(l)s AND epoch <= %(epoch)s", l=ledger, epoch=epoch)
+        self._collect_orphans(todo)
+        self._trim_history()
 
     def _append(self, pieces: list[int], epoch: Epoch) -> int:
         has_epoch = self._plan.is_rewindable
         return self._run(
             "INSERT INTO {schema}.{table} ({columns}"
             + (", {epoch_column}) SELECT {columns}, %(epoch)s" if has_epoch else ") SELECT {columns}")
-            + " FROM {books}.{staged} WHERE cutline_piece = ANY(%(pieces)s)",
+            + " FROM {own}.{staged} WHERE cutline_piece = ANY(%(pieces)s)",
             pieces=pieces,
             epoch=epoch,
         )
 
     def _upsert(self, pieces: list[int], epoch: Epoch, expected: int) -> int:
-        """How many staged rows there are."""
-        # All parts of one statement see the table as it is before any of them.
+        """The number of staged rows."""
+        # All parts of one statement see the table as it was before the statement.
         keep = (
-            ", kept AS (INSERT INTO {books}.{before} (cutline_epoch, cutline_existed, {keys_and_others})"
+            ", kept AS (INSERT INTO {own}.{before} (cutline_epoch, cutline_existed, {keys_and_others})"
             " SELECT %(epoch)s, t.{first_key} IS NOT NULL, {new_keys_and_old_others}"
             " FROM newest n LEFT JOIN {schema}.{table} t ON {same_key})"
         )
@@ -112,9 +117,9 @@ class Publication:
             epoch=epoch,
         )
         if changed == expected:
-            return expected  # all of them, each of another key
-        count = "SELECT count(*) FROM {books}.{staged} WHERE cutline_piece = ANY(%s)"
-        staged = composed(count, books=self._books, staged=f"staged_{self._plan.ledger}")
+            return expected  # all of them, each with another key
+        count = "SELECT count(*) FROM {own}.{staged} WHERE cutline_piece = ANY(%s)"
+        staged = composed(count, own=self._ledger_schema, staged=f"staged_{self._plan.ledger}")
         return int(one(self._connection.execute(staged, (pieces,)).fetchone())[0])
 
     def _on_conflict(self) -> str:
@@ -123,89 +128,85 @@ class Publication:
             return "ON CONFLICT ({keys}) DO NOTHING"
         return "ON CONFLICT ({keys}) DO UPDATE SET ({others}) = ROW ({excluded})"
 
-    def _sweep(self, published: list[int]) -> None:
-        """Throw away what failed tasks have staged of the batches that are published now.
+    def _collect_orphans(self, published: list[int]) -> None:
+        """Delete what failed tasks have staged of the batches that are published now.
 
-        A newer generation may stage batches of the same numbers at this moment; those are not touched.
+        A newer generation may be staging batches with the same numbers; those are not touched.
         """
         rows = self._connection.execute(
             composed(
-                "SELECT o.piece FROM {books}.pieces o, (SELECT max(batch) AS batch, max(generation) AS generation"
-                " FROM {books}.pieces WHERE piece = ANY(%s)) t WHERE o.ledger = %s AND o.epoch IS NULL"
+                "SELECT o.piece FROM {own}.pieces o, (SELECT max(batch) AS batch, max(generation) AS generation"
+                " FROM {own}.pieces WHERE piece = ANY(%s)) t WHERE o.ledger = %s AND o.epoch IS NULL"
                 " AND o.batch <= t.batch AND o.generation <= t.generation",
-                books=self._books,
+                own=self._ledger_schema,
             ),
             (published, self._plan.ledger),
         )
         if orphans := [piece for (piece,) in rows]:
-            delete_pieces(self._connection, self._books, self._plan.ledger, orphans)
+            delete_pieces(self._connection, self._ledger_schema, self._plan.ledger, orphans)
 
-    def _forget(self) -> None:
-        """Let go of what only a rewind behind the epochs that are kept would need."""
+    def _trim_history(self) -> None:
+        """Delete what only a rewind to before the kept epochs would need."""
         row = self._connection.execute(
             composed(
-                "SELECT epoch FROM {books}.epochs WHERE ledger = %s ORDER BY epoch DESC OFFSET %s LIMIT 1",
-                books=self._books,
+                "SELECT epoch FROM {own}.epochs WHERE ledger = %s ORDER BY epoch DESC OFFSET %s LIMIT 1",
+                own=self._ledger_schema,
             ),
             (self._plan.ledger, self._plan.keep_epochs),
         ).fetchone()
         if row is None:
             return
         ledger = self._plan.ledger
-        self._run("DELETE FROM {books}.epochs WHERE ledger = %(l)s AND epoch <= %(e)s", l=ledger, e=row[0])
-        # Epochs that were open at the same time hold the same pieces, and have to find them marked as published.
+        self._run("DELETE FROM {own}.epochs WHERE ledger = %(l)s AND epoch <= %(e)s", l=ledger, e=row[0])
+        # Epochs that were open at the same time hold the same pieces, and must find them marked as published.
         self._run(
-            "DELETE FROM {books}.pieces p WHERE ledger = %(l)s AND epoch <= %(e)s AND NOT EXISTS"
-            " (SELECT FROM {books}.prepared o WHERE o.ledger = p.ledger AND p.piece = ANY(o.pieces))",
+            "DELETE FROM {own}.pieces p WHERE ledger = %(l)s AND epoch <= %(e)s AND NOT EXISTS"
+            " (SELECT FROM {own}.prepared o WHERE o.ledger = p.ledger AND p.piece = ANY(o.pieces))",
             l=ledger,
             e=row[0],
         )
-        self._run("UPDATE {books}.ledger SET forgotten = %(e)s WHERE ledger = %(l)s", l=ledger, e=row[0])
+        self._run("UPDATE {own}.ledger SET forgotten = %(e)s WHERE ledger = %(l)s", l=ledger, e=row[0])
         if self._plan.key and self._plan.is_rewindable:
-            self._run("DELETE FROM {books}.{before} WHERE cutline_epoch <= %(e)s", e=row[0])
-            self._run(
-                "UPDATE {books}.ledger SET reach = greatest(reach, %(e)s) WHERE ledger = %(l)s", l=ledger, e=row[0]
-            )
+            self._run("DELETE FROM {own}.{before} WHERE cutline_epoch <= %(e)s", e=row[0])
+            self._run("UPDATE {own}.ledger SET reach = greatest(reach, %(e)s) WHERE ledger = %(l)s", l=ledger, e=row[0])
 
-    # ------------------------------------------------------------------ back
+    # ------------------------------------------------------------------ rewind
 
     def rewind(self, row: LedgerRow, epoch: Epoch) -> None:
-        """Make the table what it was when ``epoch``, or the last one before it, was newest."""
+        """Restore the table as it was when ``epoch``, or the last one before it, was newest."""
         plan, ledger = self._plan, self._plan.ledger
         if plan.key:
-            self._put_back(epoch)
+            self._restore_rows(epoch)
         else:
             self._run("DELETE FROM {schema}.{table} WHERE {epoch_column} > %(epoch)s", epoch=epoch)
         for table in ("epochs", "pieces", "prepared"):
-            self._run(
-                f"DELETE FROM {{books}}.{table} WHERE ledger = %(l)s AND epoch > %(epoch)s", l=ledger, epoch=epoch
-            )
+            self._run(f"DELETE FROM {{own}}.{table} WHERE ledger = %(l)s AND epoch > %(epoch)s", l=ledger, epoch=epoch)
         self._run(
-            "UPDATE {books}.ledger SET epoch = %(now)s, rewound = %(rewound)s, version = version + 1, life = %(life)s"
+            "UPDATE {own}.ledger SET epoch = %(now)s, rewound = %(rewound)s, version = version + 1, life = %(life)s"
             " WHERE ledger = %(l)s",
             l=ledger,
-            now=published_epoch(self._connection, self._books, ledger, up_to=epoch),
+            now=published_epoch(self._connection, self._ledger_schema, ledger, up_to=epoch),
             rewound=max(row.rewound, row.epoch),
-            life=self._life,
+            life=self._process,
         )
 
-    def _put_back(self, epoch: Epoch) -> None:
+    def _restore_rows(self, epoch: Epoch) -> None:
         self._run(
             "DELETE FROM {schema}.{table} t USING (" + _OLDEST + ") n WHERE NOT n.cutline_existed AND {same_key}",
             epoch=epoch,
         )
         back = "INSERT INTO {schema}.{table} ({columns}) SELECT {columns} FROM (" + _OLDEST + ") n"
         self._run(back + " WHERE n.cutline_existed " + self._on_conflict(), epoch=epoch)
-        self._run("DELETE FROM {books}.{before} WHERE cutline_epoch > %(epoch)s", epoch=epoch)
+        self._run("DELETE FROM {own}.{before} WHERE cutline_epoch > %(epoch)s", epoch=epoch)
 
     # ------------------------------------------------------------------
 
     def _run(self, text: str, **values: object) -> int:
-        """Run a statement with the names of this sink's tables in it; how many rows it has changed."""
+        """Run a statement with the names of this sink's tables filled in; returns the number of changed rows."""
         plan = self._plan
         statement = composed(
             text,
-            books=self._books,
+            own=self._ledger_schema,
             staged=f"staged_{plan.ledger}",
             before=f"before_{plan.ledger}",
             schema=plan.target[0],
@@ -218,7 +219,7 @@ class Publication:
         return self._connection.execute(statement, values).rowcount
 
     def _key_parts(self) -> dict[str, sql.Composable]:
-        """Parts of statements in which ``t`` is the table and ``n`` what it is compared with."""
+        """Parts of statements in which ``t`` is the table and ``n`` the rows to compare it with."""
         from psycopg import sql
 
         def listed(*columns: tuple[str, str]) -> sql.Composable:

@@ -9,10 +9,10 @@ from cutline.connectors.postgres.connection import Address, Session
 from cutline.connectors.postgres.ledger import load_ledger
 from cutline.connectors.postgres.tables import EPOCH_COLUMN, columns_of, composed, find_table
 from cutline.connectors.postgres.types import arrow_type
-from cutline.connectors.reading import check_stands, nothing_there, refuse_after, refuse_as_of
+from cutline.connectors.reading import check_still_published, nothing_published, refuse_after, refuse_as_of
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch
-from cutline.ports import Published, Wish
+from cutline.ports.reading import ReadRequest, ReadResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,35 +22,41 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 50_000
 
 
-def read_table(dsn: str, table: str, books: str, wish: Wish) -> Published:
-    """The rows are fetched here and now: what is held is of one moment, and holds nobody up."""
+def read_table(dsn: str, table: str, ledger_schema: str, request: ReadRequest) -> ReadResult:
+    """Fetches all rows in one transaction: the result is one snapshot and blocks no other session."""
     session = Session(Address(dsn))
     try:
-        return session.run("be read", lambda connection: _read(connection, table, books, wish))
+        return session.run("be read", lambda connection: _read(connection, table, ledger_schema, request))
     finally:
         session.close()
 
 
-def _read(connection: Connection, table: str, books: str, wish: Wish) -> Published:
+def _read(connection: Connection, table: str, ledger_schema: str, request: ReadRequest) -> ReadResult:
     connection.execute("SET TRANSACTION READ ONLY")
     target = find_table(connection, table)
-    if target is None or connection.execute("SELECT to_regclass(%s)", (f'"{books}".epochs',)).fetchone() == (None,):
-        raise nothing_there(table)
-    number, flow, sink = _owner(connection, books, target, wish)
+    if target is None or connection.execute("SELECT to_regclass(%s)", (f'"{ledger_schema}".epochs',)).fetchone() == (
+        None,
+    ):
+        raise nothing_published(table)
+    number, flow, sink = _owner(connection, ledger_schema, target, request)
     columns = columns_of(connection, target)
     has_epochs = EPOCH_COLUMN in columns
-    rows = connection.execute(composed("SELECT epoch FROM {books}.epochs WHERE ledger = %s", books=books), (number,))
+    rows = connection.execute(
+        composed("SELECT epoch FROM {own}.epochs WHERE ledger = %s", own=ledger_schema), (number,)
+    )
     listed = [Epoch(epoch) for (epoch,) in rows]
     newest = max(listed, default=NO_EPOCH)
-    if (wish.after or not wish.reaches(newest)) and not has_epochs:
-        refuse = refuse_after if wish.after else refuse_as_of
-        raise refuse("the table does not say which epoch a row is of (it is upserted, or not rewindable)")
-    check_stands(wish, listed, rewound=Epoch(load_ledger(connection, books, [number])[number].rewound))
-    last = newest if wish.as_of is None else min(newest, wish.as_of)
+    if (request.after or not request.reaches(newest)) and not has_epochs:
+        refuse = refuse_after if request.after else refuse_as_of
+        raise refuse("the table does not record the epoch of a row (it is upserted, or not rewindable)")
+    check_still_published(
+        request, listed, rewound=Epoch(load_ledger(connection, ledger_schema, [number])[number].rewound)
+    )
+    last = newest if request.as_of is None else min(newest, request.as_of)
     names = tuple(name for name in columns if name != EPOCH_COLUMN)
     schema = _schema({name: columns[name].type for name in names})
-    batches = list(_batches(connection, target, names, (wish.after, last) if has_epochs else None, schema))
-    return Published(
+    batches = list(_batches(connection, target, names, (request.after, last) if has_epochs else None, schema))
+    return ReadResult(
         flow=flow,
         sink=sink,
         epoch=max((epoch for epoch in listed if epoch <= last), default=last),
@@ -59,16 +65,18 @@ def _read(connection: Connection, table: str, books: str, wish: Wish) -> Publish
     )
 
 
-def _owner(connection: Connection, books: str, target: tuple[str, str], wish: Wish) -> tuple[int, str, str]:
-    """The sink whose epochs are meant: the one who is named, or the only one who writes to the table."""
-    statement = composed("SELECT ledger, flow, sink FROM {books}.ledger WHERE target = %s", books=books)
+def _owner(
+    connection: Connection, ledger_schema: str, target: tuple[str, str], request: ReadRequest
+) -> tuple[int, str, str]:
+    """The sink whose epochs are read: the named one, or the only one that writes to the table."""
+    statement = composed("SELECT ledger, flow, sink FROM {own}.ledger WHERE target = %s", own=ledger_schema)
     owners = connection.execute(statement, (".".join(target),)).fetchall()
-    fitting = [row for row in owners if wish.flow in (None, row[1]) and wish.sink in (None, row[2])]
+    fitting = [row for row in owners if request.flow in (None, row[1]) and request.sink in (None, row[2])]
     if len(fitting) == 1:
         number, flow, sink = fitting[0]
         return int(number), str(flow), str(sink)
     if not owners:
-        raise nothing_there(".".join(target))
+        raise nothing_published(".".join(target))
     known = ", ".join(sorted(f"{flow}/{sink}" for _, flow, sink in owners))
     raise SinkError(
         f"several sinks write to the table ({known})" if fitting else f"no such sink writes to it, but {known}",
@@ -93,7 +101,7 @@ def _batches(
     import pyarrow as pa
     from psycopg import sql
 
-    # What Arrow has no type for comes as PostgreSQL's text.
+    # Types that Arrow lacks are read as PostgreSQL's text.
     selected = [
         sql.SQL("{}::text" if pa.types.is_string(field.type) else "{}").format(sql.Identifier(field.name))
         for field in schema
@@ -106,7 +114,7 @@ def _batches(
         table=target[1],
         epoch=EPOCH_COLUMN,
     )
-    with connection.cursor("cutline_read") as cursor:  # on the server: rows come in portions
+    with connection.cursor("cutline_read") as cursor:  # a server-side cursor: rows arrive in portions
         cursor.execute(statement, between)
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             yield _batch(rows, schema)

@@ -1,4 +1,4 @@
-"""A PostgreSQL table that only grows, read by an increasing key: the same range of keys gives the same rows.
+"""Reads a PostgreSQL table that only grows by an increasing key: the same range of keys gives the same rows.
 
 ``spark.readStream.format("cutline_postgres")`` with the options ``url`` (without password), ``table``, ``key`` (whole
 numbers, with an index), ``start`` (``earliest``, ``latest`` or the key to read after) and ``max_per_batch``. See
@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from cutline.connectors.source_options import most_per_batch, needed, refuse_lost, start_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +57,7 @@ class PostgresSource(DataSource):
     def schema(self) -> str:
         from cutline.connectors.postgres.positions import connect, identifier
 
-        url, table = _needed(self.options, "url"), _needed(self.options, "table")
+        url, table = needed(self.options, "url", source=FORMAT), needed(self.options, "table", source=FORMAT)
         with connect(url) as connection:
             columns = connection.execute(
                 "SELECT a.attname, t.typname, a.atttypmod FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
@@ -74,18 +76,13 @@ class PostgresReader(DataSourceStreamReader):
     """Reads keys in (start, end]."""
 
     def __init__(self, options: Any, schema: StructType) -> None:
-        self._url = _needed(options, "url")
-        self._table = _needed(options, "table")
-        self._key = _needed(options, "key")
-        self._start = options.get("start", "earliest")
-        if self._start not in ("earliest", "latest") and not self._start.lstrip("-").isdigit():
-            raise ValueError(f"start is {self._start!r}: use earliest, latest or a key")
-        text = str(options.get("max_per_batch", 100_000))
-        if not text.isdigit() or not int(text):
-            raise ValueError(f"max_per_batch is {text!r}: use a whole number above zero")
-        self._most = int(text)
+        self._url = needed(options, "url", source=FORMAT)
+        self._table = needed(options, "table", source=FORMAT)
+        self._key = needed(options, "key", source=FORMAT)
+        self._start = start_of(options, place="a key", is_place=lambda text: text.lstrip("-").isdigit())
+        self._most = most_per_batch(options)
         self._schema = schema
-        #: Seen, but somebody was still writing.
+        #: Seen while other transactions were writing.
         self._waiting: Writers | None = None
         self._reached = _LOWEST
         self._has_checked_keys = False
@@ -112,7 +109,7 @@ class PostgresReader(DataSourceStreamReader):
 
         at = self._position(start)
         with self._connected() as connection:
-            _refuse_lost(lost_between(connection, at, at))
+            refuse_lost(filter(None, [lost_between(connection, at, at)]))
             through = self._settled(connection)
             if through <= at.key:
                 return start
@@ -123,7 +120,7 @@ class PostgresReader(DataSourceStreamReader):
         return offset | {"url": self._url, "key": key, "rows": at.rows + rows}
 
     def _settled(self, connection: Connection) -> int:
-        """The highest key below which nothing can appear any more."""
+        """The highest key below which no row can appear any more."""
         from cutline.connectors.postgres.positions import check_keys, look
 
         if not self._has_checked_keys:
@@ -145,7 +142,7 @@ class PostgresReader(DataSourceStreamReader):
         last = self._position(end)
         first = where_batch_begins(self._position(start), last)
         with self._connected() as connection:
-            _refuse_lost(lost_between(connection, first, last))
+            refuse_lost(filter(None, [lost_between(connection, first, last)]))
         return [KeyRange(first.key, last.key, last.rows - first.rows)] if last.key > first.key else []
 
     def _connected(self) -> Connection:
@@ -205,7 +202,7 @@ class PostgresReader(DataSourceStreamReader):
 
 
 def _selected(field: pa.Field) -> Any:
-    """Types that Spark knows as text (uuid, json, …) are asked for as text."""
+    """Types that are text in Spark (uuid, json, …) are selected as text."""
     import pyarrow as pa
     from psycopg import sql
 
@@ -218,20 +215,3 @@ def _spark_type(kind: str, modifier: int) -> str:
         precision, scale = ((modifier - 4) >> 16) & 0xFFFF, (modifier - 4) & 0x7FF
         return f"decimal({precision},{scale})" if modifier >= 4 and precision <= 38 else "string"
     return _SPARK_TYPES.get(kind, "string")
-
-
-def _refuse_lost(problem: Any) -> None:
-    from cutline.errors import LostInputError
-
-    if problem is not None:
-        raise LostInputError(
-            f"{problem.path} cannot be read: {problem.problem}",
-            next_step='restore a checkpoint after it, or start with missing_input = "continue" to go on without it',
-        )
-
-
-def _needed(options: Any, name: str) -> str:
-    value = options.get(name, "")
-    if not value:
-        raise ValueError(f'the source {FORMAT} needs the option "{name}"')
-    return str(value)

@@ -1,7 +1,7 @@
-"""What executors do: copy rows into the sink's staging table, one transaction for each task.
+"""Executors copy rows into the sink's staging table, one transaction for each task.
 
-A piece is what one try of one task has staged. It has a number of its own (from a sequence, never given twice) and a
-row in ``pieces``, made in the same transaction as its rows: whoever finds the one finds the other.
+A piece is what one attempt of one task has staged. It has a number of its own (from a sequence, never reused) and a
+row in ``pieces``, committed in the same transaction as its rows: both exist or neither does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cutline.connectors.postgres.connection import Connection, Cursor
-    from cutline.ports import Piece, StageAttempt
+    from cutline.model.staging import Piece
+    from cutline.ports.sinks import StageAttempt
 
 PIECE_COLUMN, ROW_COLUMN = "cutline_piece", "cutline_row"
 #: Rows are converted in portions of this many, so that a large batch is not held twice.
 _ROWS_AT_ONCE = 20_000
-#: So many tables take the staged batches of a sink in turn, so that one is emptied while others are written to.
+#: This many tables take the staged batches of a sink in turn: one is truncated while others are written to.
 _TABLES = 4
 
 
@@ -37,14 +38,14 @@ def staged_tables(ledger: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresStager:
-    """See ``cutline.ports.Stager``. It carries how to get into the database, so its text leaves that out."""
+    """See ``cutline.ports.Stager``. It holds the credentials of the database, so its ``repr`` leaves them out."""
 
     dsn: str = field(repr=False)
     schema: str
     #: Number of the sink in the ledger; its staging tables are named after it.
     ledger: int
     columns: tuple[str, ...]
-    #: Whether the table's columns have exactly the types of the rows, see ``postgres_binary``.
+    #: Whether the table's columns have exactly the types of the rows, see ``copy_binary``.
     is_binary: bool
 
     def open(self, attempt: StageAttempt) -> PostgresWriter:
@@ -83,7 +84,7 @@ class PostgresWriter:
 
     @contextlib.contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Nothing is staged when anything fails, and what is said of it holds no password."""
+        """After any failure nothing is staged, and the error shows no password."""
         import psycopg
 
         try:
@@ -95,13 +96,13 @@ class PostgresWriter:
                 raise
             if isinstance(error, psycopg.OperationalError):
                 raise NotDone(
-                    f"the connection to PostgreSQL failed while rows were staged: {self._address.told(error)}",
+                    f"the connection to PostgreSQL failed while rows were staged: {self._address.describe(error)}",
                     next_step="Spark runs the task again",
                     piece=self._name,
                 ) from None
             raise SinkError(
-                f"PostgreSQL does not take the rows: {self._address.told(error)}",
-                next_step="drop or mend such rows in the flow; text cannot hold the character 0, a key cannot be null",
+                f"PostgreSQL does not take the rows: {self._address.describe(error)}",
+                next_step="filter out or correct such rows in the flow; text cannot hold NUL, a key cannot be null",
                 piece=self._name,
             ) from None
 
@@ -137,7 +138,7 @@ class _Transfer:
             self.write(TRAILER)
         self._exits.close()
         if self._cursor.rowcount != rows:
-            raise SinkError(f"PostgreSQL has taken {self._cursor.rowcount} of {rows} rows", batch=attempt.batch)
+            raise SinkError(f"PostgreSQL stored {self._cursor.rowcount} of {rows} rows", batch=attempt.batch)
         statement = sql.SQL(
             "INSERT INTO {} (piece, ledger, generation, batch, partition, attempt, rows)"
             " VALUES (%s, %s, %s, %s, %s, %s, %s)"

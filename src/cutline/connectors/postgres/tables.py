@@ -1,14 +1,15 @@
-"""The tables of the sink: the user's own, created or checked, and those in which the sink keeps its books.
+"""The tables of the sink: the user's own, created or checked, and those of the sink's ledger.
 
-All books are in one schema of the same database, so that rows and books change in one transaction:
+The ledger is in one schema of the same database, so that rows and ledger change in one transaction:
 
     ledger      one row for each sink of a flow and its table: which epoch is published
     pieces      what tasks have staged, and which epoch has published it
     prepared    what an epoch that is not published yet will publish, for each sink
     epochs      the newest published epochs
-    staged_<n>  rows that nobody sees yet        before_<n>  what rows were before an epoch replaced them (upsert)
+    staged_<n>  rows that are not published yet
+    before_<n>  rows as they were before an epoch replaced them (upsert)
 
-The rows of ``staged_<n>`` are in a few tables that inherit from it, see ``postgres_clearing``.
+The rows of ``staged_<n>`` are in a few tables that inherit from it, see ``postgres.cleanup``.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ EPOCH_COLUMN, EXISTED_COLUMN = "cutline_epoch", "cutline_existed"
 STAGED_COLUMNS = {PIECE_COLUMN: "bigint NOT NULL", ROW_COLUMN: "bigint NOT NULL"}
 BEFORE_COLUMNS = {EPOCH_COLUMN: "bigint NOT NULL", EXISTED_COLUMN: "boolean NOT NULL"}
 
-_BOOKS = (
-    "CREATE TABLE IF NOT EXISTS {books}.about (format integer NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS {books}.ledger ("
+_LEDGER_TABLES = (
+    "CREATE TABLE IF NOT EXISTS {own}.about (format integer NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS {own}.ledger ("
     " ledger bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
     " flow text NOT NULL, sink text NOT NULL, target text NOT NULL, is_exclusive boolean NOT NULL,"
     " epoch bigint NOT NULL DEFAULT 0, generation bigint NOT NULL DEFAULT 0,"
@@ -42,23 +43,23 @@ _BOOKS = (
     " forgotten bigint NOT NULL DEFAULT 0, reach bigint NOT NULL DEFAULT 0,"
     " version bigint NOT NULL DEFAULT 0, life text NOT NULL DEFAULT '', claim text NOT NULL DEFAULT '',"
     " UNIQUE (flow, sink, target))",
-    "CREATE SEQUENCE IF NOT EXISTS {books}.piece_numbers",
-    "CREATE TABLE IF NOT EXISTS {books}.pieces ("
+    "CREATE SEQUENCE IF NOT EXISTS {own}.piece_numbers",
+    "CREATE TABLE IF NOT EXISTS {own}.pieces ("
     " piece bigint PRIMARY KEY, ledger bigint NOT NULL, generation bigint NOT NULL, batch bigint NOT NULL,"
     " partition integer NOT NULL, attempt text NOT NULL, rows bigint NOT NULL,"
     " epoch bigint, staged_at timestamptz NOT NULL DEFAULT now())",
-    "CREATE INDEX IF NOT EXISTS pieces_by_epoch ON {books}.pieces (ledger, epoch)",
-    "CREATE TABLE IF NOT EXISTS {books}.prepared ("
+    "CREATE INDEX IF NOT EXISTS pieces_by_epoch ON {own}.pieces (ledger, epoch)",
+    "CREATE TABLE IF NOT EXISTS {own}.prepared ("
     " ledger bigint NOT NULL, epoch bigint NOT NULL, life text NOT NULL, flow text NOT NULL,"
     " plan jsonb NOT NULL, pieces bigint[] NOT NULL, PRIMARY KEY (ledger, epoch, life))",
-    "CREATE TABLE IF NOT EXISTS {books}.epochs ("
+    "CREATE TABLE IF NOT EXISTS {own}.epochs ("
     " ledger bigint NOT NULL, epoch bigint NOT NULL, generation bigint NOT NULL, rows bigint NOT NULL,"
     " published_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (ledger, epoch))",
 )
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that publishing one sink's rows needs to know; whoever publishes an epoch reads it from ``prepared``."""
+    """Everything that publishing one sink's rows needs; the sink that publishes an epoch reads it from ``prepared``."""
 
     ledger: int
     sink: str
@@ -72,7 +73,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """A column of a table that is there."""
+    """A column of an existing table."""
 
     type: str
     is_required: bool
@@ -84,7 +85,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def composed(text: str, **parts: str | tuple[str, ...] | sql.Composable) -> sql.Composed:
-    """A statement with names in it. Several names become ``a, b``."""
+    """A statement with names filled in; ``own`` is the ledger's schema. Several names become ``a, b``."""
     from psycopg import sql
 
     def name(part: str | tuple[str, ...] | sql.Composable) -> sql.Composable:
@@ -95,33 +96,33 @@ def composed(text: str, **parts: str | tuple[str, ...] | sql.Composable) -> sql.
     return sql.SQL(text).format(**{key: name(part) for key, part in parts.items()})
 
 
-def open_books(connection: Connection, books: str) -> None:
-    """Create the books if there are none. Several flows may do so at the same moment: one after the other."""
-    connection.execute("SELECT pg_advisory_xact_lock(hashtext('cutline'), hashtext(%s))", (books,))
-    # Who may use the schema need not have the right to create one.
-    if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (books,)).fetchone() is None:
-        connection.execute(composed("CREATE SCHEMA {books}", books=books))
-    if connection.execute("SELECT to_regclass(%s)", (f'"{books}".epochs',)).fetchone() == (None,):
-        for statement in _BOOKS:
-            connection.execute(composed(statement, books=books))
-        connection.execute(composed("INSERT INTO {books}.about VALUES (%s)", books=books), (FORMAT,))
-    row = connection.execute(composed("SELECT max(format) FROM {books}.about", books=books)).fetchone()
+def create_ledger_tables(connection: Connection, ledger_schema: str) -> None:
+    """Create the ledger's tables if there are none. A lock serializes flows that do so at the same time."""
+    connection.execute("SELECT pg_advisory_xact_lock(hashtext('cutline'), hashtext(%s))", (ledger_schema,))
+    # A user that may use the schema need not have the privilege to create one.
+    if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (ledger_schema,)).fetchone() is None:
+        connection.execute(composed("CREATE SCHEMA {own}", own=ledger_schema))
+    if connection.execute("SELECT to_regclass(%s)", (f'"{ledger_schema}".epochs',)).fetchone() == (None,):
+        for statement in _LEDGER_TABLES:
+            connection.execute(composed(statement, own=ledger_schema))
+        connection.execute(composed("INSERT INTO {own}.about VALUES (%s)", own=ledger_schema), (FORMAT,))
+    row = connection.execute(composed("SELECT max(format) FROM {own}.about", own=ledger_schema)).fetchone()
     if row != (FORMAT,):
         raise UnknownFormatError(
-            f"the schema {books} was made by another version of Cutline",
-            next_step="use the Cutline that made it, or name another schema for its books",
+            f"the schema {ledger_schema} was made by another version of Cutline",
+            next_step="use the Cutline that made it, or name another schema with books=",
         )
 
 
 def enter_ledger(
-    connection: Connection, books: str, *, flow: str, sink: str, target: tuple[str, str], is_exclusive: bool
+    connection: Connection, ledger_schema: str, *, flow: str, sink: str, target: tuple[str, str], is_exclusive: bool
 ) -> int:
-    """The sink's number in the ledger; refuses a table that another sink has for itself."""
+    """The sink's number in the ledger; refuses a table that another sink owns exclusively."""
     name = ".".join(target)
     others = composed(
-        "SELECT flow, sink FROM {books}.ledger"
+        "SELECT flow, sink FROM {own}.ledger"
         " WHERE target = %s AND (flow, sink) <> (%s, %s) AND (is_exclusive OR %s) LIMIT 1",
-        books=books,
+        own=ledger_schema,
     )
     if (other := connection.execute(others, (name, flow, sink, is_exclusive)).fetchone()) is not None:
         raise SinkError(
@@ -132,17 +133,17 @@ def enter_ledger(
             table=name,
         )
     entered = composed(
-        "INSERT INTO {books}.ledger (flow, sink, target, is_exclusive) VALUES (%s, %s, %s, %s)"
+        "INSERT INTO {own}.ledger (flow, sink, target, is_exclusive) VALUES (%s, %s, %s, %s)"
         " ON CONFLICT (flow, sink, target) DO UPDATE SET is_exclusive = EXCLUDED.is_exclusive,"
-        # What was published while rows could not be taken back cannot be taken back later either.
+        # Epochs published while the sink was not rewindable cannot be rewound later either.
         " reach = CASE WHEN ledger.is_exclusive THEN ledger.reach ELSE ledger.epoch END RETURNING ledger.ledger",
-        books=books,
+        own=ledger_schema,
     )
     return int(one(connection.execute(entered, (flow, sink, name, is_exclusive)).fetchone())[0])
 
 
 def find_table(connection: Connection, name: str) -> tuple[str, str] | None:
-    """Schema and name of the table that such a name means now; None if there is none."""
+    """Schema and name of the table that this name means now; None if there is none."""
     quoted = ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
     row = connection.execute(
         "SELECT n.nspname, c.relname, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
@@ -152,7 +153,7 @@ def find_table(connection: Connection, name: str) -> tuple[str, str] | None:
     if row is None:
         return None
     if row[2] not in ("r", "p"):
-        raise SinkError("it is no table", next_step="give the sink a table, not a view", table=name)
+        raise SinkError("it is not a table", next_step="give the sink a table, not a view", table=name)
     return str(row[0]), str(row[1])
 
 
@@ -169,7 +170,7 @@ def create_table(
         definitions.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
     connection.execute(sql.SQL("CREATE TABLE {} ({})").format(identifier, sql.SQL(", ").join(definitions)))
     if has_epoch:
-        # Epochs only grow, so this index stays tiny; it is what makes taking rows back cheap.
+        # Epochs only grow, so this index stays tiny; it makes a rewind cheap.
         connection.execute(
             sql.SQL("CREATE INDEX ON {} USING brin ({})").format(identifier, sql.Identifier(EPOCH_COLUMN))
         )
@@ -197,14 +198,14 @@ def fit_problems(
     *,
     has_epoch: bool,
 ) -> list[str]:
-    """Why such rows cannot go into the table; empty if they can."""
+    """Why the table cannot take such rows; empty if it can."""
     found = columns_of(connection, table)
     wanted = wanted | ({EPOCH_COLUMN: "bigint"} if has_epoch else {})
     problems = []
     for name, kind in wanted.items():
         column = found.get(name)
         if column is None and name == EPOCH_COLUMN:
-            problems.append(f"it has no column {name} (bigint), without which rows cannot be taken back")
+            problems.append(f"it has no column {name} (bigint), without which the table cannot be rewound")
         elif column is None:
             problems.append(f"it has no column {name} ({kind})")
         elif not takes(column.type, kind):
@@ -237,16 +238,16 @@ def _has_unique_index(connection: Connection, table: tuple[str, str], key: Seque
     return any(set(columns) == set(key) for (columns,) in rows)
 
 
-def align_staging(connection: Connection, books: str, ledger: int, like: dict[str, Column]) -> None:
-    """The staging table, and those that inherit from it: what is changed in the one is changed in all.
+def align_staging(connection: Connection, ledger_schema: str, ledger: int, like: dict[str, Column]) -> None:
+    """Create or alter the staging table; the tables that inherit from it change with it.
 
-    No index: each holds little more than what is published next, and that is read as a whole.
+    No index: each holds little more than the rows to publish next, which are read as a whole.
     """
     parent = f"staged_{ledger}"
-    align_side_table(connection, (books, parent), STAGED_COLUMNS, like, is_indexed=False)
-    create = "CREATE TABLE IF NOT EXISTS {books}.{table} () INHERITS ({books}.{parent})"
+    align_side_table(connection, (ledger_schema, parent), STAGED_COLUMNS, like, is_indexed=False)
+    create = "CREATE TABLE IF NOT EXISTS {own}.{table} () INHERITS ({own}.{parent})"
     for table in staged_tables(ledger):
-        connection.execute(composed(create, books=books, table=table, parent=parent))
+        connection.execute(composed(create, own=ledger_schema, table=table, parent=parent))
 
 
 def align_side_table(
@@ -257,10 +258,10 @@ def align_side_table(
     *,
     is_indexed: bool = True,
 ) -> None:
-    """Create a side table with columns of its own and those of the rows, or bring one that is there up to date.
+    """Create a side table with columns of its own and those of the rows, or bring an existing one up to date.
 
-    Its columns have the types of the sink's table: what does not fit fails where it is staged, not where it is
-    published, when nothing can be done about it any more.
+    Its columns have the types of the sink's table: a value that does not fit fails when it is staged, not when it is
+    published, when the rows can no longer change.
     """
     from psycopg import sql
 
@@ -285,7 +286,7 @@ def align_side_table(
                 sql.SQL("ALTER TABLE {table} ALTER COLUMN {column} {verb} NOT NULL").format(verb=sql.SQL(verb), **parts)
             )
     for name in found.keys() - like.keys() - own.keys():
-        # Rows of today do not have it any more; those staged before keep it.
+        # New rows do not have it; those staged before keep it.
         drop = sql.SQL("ALTER TABLE {} ALTER COLUMN {} DROP NOT NULL").format(identifier, sql.Identifier(name))
         connection.execute(drop)
 
@@ -299,5 +300,5 @@ def typed(kind: str) -> sql.SQL:
 
 def one(row: tuple[Any, ...] | None) -> tuple[Any, ...]:
     if row is None:
-        raise SinkError("PostgreSQL has answered nothing where it always has an answer")
+        raise SinkError("PostgreSQL returned no row where it always returns one")
     return row

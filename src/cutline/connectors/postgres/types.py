@@ -1,4 +1,4 @@
-"""Arrow types as PostgreSQL has them, and rows as its COPY reads them."""
+"""PostgreSQL's types for Arrow's, and rows in COPY's text format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _LONGEST_NAME_BYTES = 63
-#: Of columns that the sink adds.
+#: Prefix of the columns that the sink adds.
 _OWN_PREFIX = "cutline_"
 
 #: Which column types take values of another without loss.
@@ -30,7 +30,7 @@ _WIDER: Mapping[str, frozenset[str]] = {
 
 
 def table_columns(schema: pa.Schema) -> dict[str, str]:
-    """Column name → PostgreSQL type for such rows; raises SinkError for what PostgreSQL does not have."""
+    """Column name → PostgreSQL type for such rows; raises SinkError for a type that PostgreSQL lacks."""
     for name in schema.names:
         if not is_usable_name(name) or name.startswith(_OWN_PREFIX):
             raise SinkError(
@@ -42,7 +42,7 @@ def table_columns(schema: pa.Schema) -> dict[str, str]:
 
 
 def is_usable_name(name: str) -> bool:
-    """PostgreSQL cuts long names short without a word; a % in a statement announces a value."""
+    """PostgreSQL truncates long names silently; a % in a statement marks a parameter."""
     return 0 < len(name.encode()) <= _LONGEST_NAME_BYTES and not {"%", "\x00"} & set(name)
 
 
@@ -72,7 +72,7 @@ def _column_type(kind: pa.DataType) -> str:
 
 
 def arrow_type(column: str) -> pa.DataType:
-    """The way back, for readers. What Arrow does not have, and JSON, is read as text."""
+    """The Arrow type of a column, for readers. JSON, and types that Arrow lacks, are read as text."""
     import pyarrow as pa
 
     if column.startswith("numeric("):
@@ -114,7 +114,7 @@ def _digits(numeric: str) -> tuple[int, int]:
 
 
 def copy_text(batch: pa.RecordBatch, first_row: int, piece: int) -> bytes:
-    """The rows as lines of COPY's text format; before its own columns each has the piece and its number in it.
+    """The rows as lines of COPY's text format; each begins with its piece and its number in the piece.
 
     Text and not CSV: before version 17 PostgreSQL takes a line ``\\.`` inside a quoted value for the end of the data.
     """
@@ -131,7 +131,7 @@ def copy_text(batch: pa.RecordBatch, first_row: int, piece: int) -> bytes:
         *(pc.fill_null(_texts(column), "\\N") for column in batch.columns),
     ]
     line = pc.binary_join_element_wise(*columns, pa.scalar("\t", text))
-    # One after the other they lie in one buffer already, so the lines need no joining.
+    # Arrow stores them one after the other in one buffer, so the lines need no joining.
     lines = pc.binary_join_element_wise(line, pa.scalar("", text), pa.scalar("\n", text))
     size_bytes = pc.sum(pc.binary_length(lines)).as_py()
     return bytes(lines.buffers()[2].slice(0, size_bytes))
@@ -152,7 +152,7 @@ def _texts(column: pa.Array) -> pa.Array:
         ]
         return _escaped(pa.array(values, text))
     if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
-        # Two: the first is COPY's escape for the second.
+        # Two backslashes: the first is COPY's escape for the second.
         return pa.array([None if value is None else f"\\\\x{value.hex()}" for value in column.to_pylist()], text)
     if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
         return _escaped(pc.cast(column, text))
@@ -170,7 +170,7 @@ def _escaped(texts: pa.Array) -> pa.Array:
 
 
 def plain(value: Any, kind: pa.DataType) -> Any:
-    """A nested value as JSON has it: structs and maps as objects, binary as base64."""
+    """A nested value for JSON: structs and maps as objects, binary as base64."""
     import pyarrow as pa
 
     is_ = pa.types

@@ -1,4 +1,4 @@
-"""What a SQLite database knows of the sinks that write to it: whose table is whose, what is published, the way back.
+"""The ledger in a SQLite database: which sink owns which table, what is published, how to rewind.
 
 Every function works inside the caller's transaction, so rows and ledger change together or not at all.
 """
@@ -13,13 +13,14 @@ import msgspec
 
 from cutline.connectors.rows import differences
 from cutline.connectors.sqlite.rows import declared_type, quoted
-from cutline.errors import FencedError, SinkError
+from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
+from cutline.protocol.publish import sink_ledger
+from cutline.protocol.publish.sink_ledger import SinkLedger
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cutline.protocol.publish.commit import CommitPermit
 
 EPOCH_COLUMN = "cutline_epoch"
 #: Tables of this prefix are the ledger's own.
@@ -30,15 +31,15 @@ CREATE TABLE IF NOT EXISTS cutline_sinks (
     flow TEXT NOT NULL, sink TEXT NOT NULL, target TEXT NOT NULL UNIQUE COLLATE NOCASE,
     shape TEXT NOT NULL,                   -- mode, key and rewindable, which never change
     schema_ipc BLOB NOT NULL,              -- of the rows
-    rewound INTEGER NOT NULL DEFAULT 0,    -- highest epoch that a rewind took away: it and all below never come again
-    forgotten INTEGER NOT NULL DEFAULT 0,  -- highest epoch of which too little is kept to go back behind it
-    reached INTEGER NOT NULL DEFAULT 0,    -- newest epoch that was committed, with rows or without
-    claim TEXT NOT NULL DEFAULT '',        -- who may publish; empty: nobody has claimed it
+    rewound INTEGER NOT NULL DEFAULT 0,    -- highest epoch that a rewind removed: it and all below never return
+    forgotten INTEGER NOT NULL DEFAULT 0,  -- oldest epoch that a rewind reaches
+    reached INTEGER NOT NULL DEFAULT 0,    -- newest committed epoch, with rows or without
+    claim TEXT NOT NULL DEFAULT '',        -- the instance that may publish; empty: unclaimed
     PRIMARY KEY (flow, sink)
 );
 CREATE TABLE IF NOT EXISTS cutline_epochs (
     flow TEXT NOT NULL, sink TEXT NOT NULL, epoch INTEGER NOT NULL,
-    digest TEXT NOT NULL,                  -- tells a repeat from another epoch of the same number
+    digest TEXT NOT NULL,                  -- distinguishes a repeat from another epoch of the same number
     through INTEGER NOT NULL,              -- generation and number of its last batch with rows
     PRIMARY KEY (flow, sink, epoch)
 ) WITHOUT ROWID;
@@ -52,15 +53,15 @@ CREATE TABLE IF NOT EXISTS cutline_prepared (
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What is decided when the table is made."""
+    """Properties that are fixed when the table is created."""
 
     mode: str
     key: tuple[str, ...]
     rewindable: bool
 
 
-class Ledger:
-    """The ledger of one sink in its database. ``schema``: of the rows."""
+class SinkTable:
+    """The table of one sink and its records in the database. ``schema``: of the rows."""
 
     def __init__(self, flow: FlowName, sink: SinkId, table: str, shape: Shape, schema: pa.Schema) -> None:
         self.owner = (flow, sink)
@@ -72,8 +73,8 @@ class Ledger:
         self._key = ", ".join(quoted(name) for name in shape.key)
 
     @classmethod
-    def load(cls, db: sqlite3.Connection, flow: FlowName, sink: SinkId) -> Ledger:
-        """Of a sink that has opened this database."""
+    def load(cls, db: sqlite3.Connection, flow: FlowName, sink: SinkId) -> SinkTable:
+        """The table of a sink that has opened this database."""
         import pyarrow as pa
 
         query = "SELECT target, shape, schema_ipc FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
@@ -83,8 +84,8 @@ class Ledger:
 
     # ------------------------------------------------------------------ the tables
 
-    def claim(self, db: sqlite3.Connection) -> None:
-        """Make the tables, or check that those that are there are this sink's and take such rows."""
+    def create(self, db: sqlite3.Connection) -> None:
+        """Create the tables, or check that the existing ones belong to this sink and take such rows."""
         import pyarrow as pa
 
         for statement in _CREATE.split(";\n"):
@@ -105,7 +106,7 @@ class Ledger:
             problems += differences(self.schema, pa.ipc.read_schema(pa.BufferReader(found[4])))
             before = msgspec.json.decode(found[3], type=Shape)
             if before != self._shape:
-                problems.append(f"the table was made as {before}, now it is {self._shape}")
+                problems.append(f"the table was created with {before}, the sink now has {self._shape}")
         if problems:
             raise SinkError(
                 f"the rows do not fit the database: {'; '.join(problems)}",
@@ -117,8 +118,8 @@ class Ledger:
     def _create(self, db: sqlite3.Connection) -> None:
         if db.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (self._table,)).fetchone():
             raise SinkError(
-                f"there is a table {self._table} already, and no Cutline sink has made it",
-                next_step="name another table, or rename that one",
+                f"a table {self._table} exists already, and no Cutline sink created it",
+                next_step="choose another table, or rename that one",
                 sink=self.owner[1],
             )
         columns = [
@@ -150,58 +151,42 @@ class Ledger:
         query = "SELECT MAX(epoch) FROM cutline_epochs WHERE (flow, sink) = (?, ?)"
         return Epoch(db.execute(query, self.owner).fetchone()[0] or NO_EPOCH)
 
-    def rewound(self, db: sqlite3.Connection) -> Epoch:
-        query = "SELECT rewound FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
-        return Epoch(db.execute(query, self.owner).fetchone()[0])
-
     def reached(self, db: sqlite3.Connection) -> Epoch:
         query = "SELECT reached FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
         return Epoch(db.execute(query, self.owner).fetchone()[0])
-
-    def claimed_by(self, db: sqlite3.Connection) -> str:
-        query = "SELECT claim FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
-        return str(db.execute(query, self.owner).fetchone()[0])
 
     def set_claim(self, db: sqlite3.Connection, claim: str) -> None:
         db.execute("UPDATE cutline_sinks SET claim = ? WHERE (flow, sink) = (?, ?)", (claim, *self.owner))
 
     def set_reached(self, db: sqlite3.Connection, epoch: Epoch) -> None:
-        """The epoch is committed, with rows or without; what was prepared up to it is of no use any more."""
+        """The epoch is committed, with rows or without; records prepared up to it are deleted."""
         db.execute("UPDATE cutline_sinks SET reached = ? WHERE (flow, sink) = (?, ?)", (epoch, *self.owner))
         db.execute("DELETE FROM cutline_prepared WHERE (flow, sink) = (?, ?) AND epoch <= ?", (*self.owner, epoch))
 
     def through(self, db: sqlite3.Connection) -> int:
-        """Place of the last batch with rows that is published; -1 if there is none."""
+        """Place of the last published batch with rows; -1 if there is none."""
         query = "SELECT through FROM cutline_epochs WHERE (flow, sink) = (?, ?) ORDER BY epoch DESC LIMIT 1"
         found = db.execute(query, self.owner).fetchone()
         return int(found[0]) if found is not None else -1
 
-    def is_published(self, db: sqlite3.Connection, permit: CommitPermit, digest: str) -> bool:
-        """Whether the epoch is there already, and is this one; raises if it must not be published at all."""
-        query = "SELECT digest FROM cutline_epochs WHERE (flow, sink, epoch) = (?, ?, ?)"
-        found = db.execute(query, (*self.owner, permit.epoch)).fetchone()
-        if found is not None and found[0] == digest:
-            return True
-        newest = self.published(db)
-        if found is None and newest < permit.epoch <= self.rewound(db):
-            raise FencedError(
-                "the epoch was taken back by a rewind; this commit comes from the abandoned history",
-                flow=permit.flow,
-                sink=permit.sink,
-                epoch=permit.epoch,
-            )
-        if found is not None or permit.epoch <= newest:
-            raise SinkError(
-                f"table {self._table} is at epoch {newest} of another history of this flow",
-                next_step="was the flow's storage deleted? Give the sink another table, or drop this one",
-                flow=permit.flow,
-                sink=permit.sink,
-                epoch=permit.epoch,
-            )
-        return False
+    def ledger(self, db: sqlite3.Connection, epoch: Epoch = NO_EPOCH) -> SinkLedger:
+        """The sink's ledger; its only digest is that of ``epoch``."""
+        flow, sink = self.owner
+        query = "SELECT rewound, forgotten, claim FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        rewound, forgotten, claim = db.execute(query, self.owner).fetchone()
+        query = "SELECT epoch, digest FROM cutline_epochs WHERE (flow, sink, epoch) = (?, ?, ?)"
+        return SinkLedger(
+            flow=flow,
+            sink=sink,
+            published=self.published(db),
+            rewound=Epoch(rewound),
+            digests=dict(db.execute(query, (*self.owner, epoch)).fetchall()),
+            reach=Epoch(forgotten),
+            claim=claim,
+        )
 
     def write(self, db: sqlite3.Connection, epoch: Epoch, rows: Sequence[tuple[object, ...]]) -> None:
-        """Put the rows into the table; where that replaces some, keep what they were before the epoch."""
+        """Write the rows to the table; keep the rows that they replace as they were before the epoch."""
         marks = ", ".join("?" * len(self.schema.names))
         table = quoted(self._table)
         if self._shape.mode == "append":
@@ -219,7 +204,7 @@ class Ledger:
         db.executemany(f"INSERT INTO {table} ({self.columns}) VALUES ({marks}) {conflict}", rows)
 
     def _keep_images(self, db: sqlite3.Connection, epoch: Epoch, rows: Sequence[tuple[object, ...]]) -> None:
-        """The row of each key as it is now, or that there is none. Of an epoch's images the first one counts."""
+        """Keep the current row of each key, or that there is none. The first image of a key in an epoch counts."""
         places = [self.schema.names.index(name) for name in self._shape.key]
         keys = [tuple(row[place] for place in places) for row in rows]
         values = ", ".join(
@@ -235,39 +220,27 @@ class Ledger:
         )
 
     def record(self, db: sqlite3.Connection, epoch: Epoch, digest: str, through: int, *, keep: int) -> None:
-        """The epoch is published; of all but the last ``keep`` no way back is needed any more."""
+        """Record a published epoch; delete what rewinds to before the last ``keep`` epochs would need."""
         db.execute("INSERT INTO cutline_epochs VALUES (?, ?, ?, ?, ?)", (*self.owner, epoch, digest, through))
         query = "SELECT epoch FROM cutline_epochs WHERE (flow, sink) = (?, ?) ORDER BY epoch DESC LIMIT 1 OFFSET ?"
         oldest = db.execute(query, (*self.owner, keep)).fetchone()
         if oldest is None:
             return
-        # The oldest one that stays is where a rewind can still end, so its own images go too.
+        # A rewind can end at the oldest epoch that stays, so the images of that epoch are not needed either.
         db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch < ?", (*self.owner, *oldest))
         db.execute("UPDATE cutline_sinks SET forgotten = ? WHERE (flow, sink) = (?, ?)", (*oldest, *self.owner))
         if self._has_images():
             db.execute(f"DELETE FROM {quoted(self._undo)} WHERE {EPOCH_COLUMN} <= ?", oldest)
 
-    # ------------------------------------------------------------------ back
-
-    def forgotten(self, db: sqlite3.Connection) -> Epoch:
-        query = "SELECT forgotten FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
-        return Epoch(db.execute(query, self.owner).fetchone()[0])
+    # ------------------------------------------------------------------ rewind
 
     def rewind(self, db: sqlite3.Connection, epoch: Epoch) -> None:
-        """Take away what was published above the epoch. The caller knows that something was."""
-        forgotten = self.forgotten(db)
-        if epoch < forgotten:
-            raise SinkError(
-                f"the sink can go back to epoch {forgotten} at most",
-                next_step="restore to a later checkpoint; a larger rewind_epochs keeps more for the next time",
-                sink=self.owner[1],
-                epoch=epoch,
-            )
+        """Remove what was published above the epoch. The caller has checked that there is something to remove."""
         table = quoted(self._table)
         if self._has_images():
             undo, later = quoted(self._undo), f"{EPOCH_COLUMN} > {epoch}"
             db.execute(f"DELETE FROM {table} WHERE ({self._key}) IN (SELECT {self._key} FROM {undo} WHERE {later})")
-            # SQLite takes the other columns from the very row that has the minimum.
+            # SQLite takes the other columns from the row that has the minimum.
             first = f"SELECT *, MIN({EPOCH_COLUMN}) FROM {undo} WHERE {later} GROUP BY {self._key}"
             db.execute(
                 f"INSERT INTO {table} ({self.columns}) SELECT {self.columns} FROM ({first}) WHERE cutline_was_there"
@@ -276,14 +249,14 @@ class Ledger:
         else:
             db.execute(f"DELETE FROM {table} WHERE {EPOCH_COLUMN} > ?", (epoch,))
         db.execute(
-            "UPDATE cutline_sinks SET rewound = MAX(rewound, ?) WHERE (flow, sink) = (?, ?)",
-            (self.published(db), *self.owner),
+            "UPDATE cutline_sinks SET rewound = ? WHERE (flow, sink) = (?, ?)",
+            (sink_ledger.rewind(self.ledger(db), epoch).rewound, *self.owner),
         )
         db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch > ?", (*self.owner, epoch))
         self.set_reached(db, epoch)
 
     def has_epochs(self) -> bool:
-        """Whether each row says which epoch it is of."""
+        """Whether each row records its epoch."""
         return self._shape.mode == "append" and self._shape.rewindable
 
     def _has_images(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reading a table of a SQLite sink: rows and epoch in one transaction."""
+"""Reads a table of a SQLite sink: rows and epoch in one transaction."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutline.connectors.reading import check_stands, nothing_there, refuse_after, refuse_as_of
-from cutline.connectors.sqlite.ledger import EPOCH_COLUMN, Ledger
+from cutline.connectors.reading import check_still_published, nothing_published, refuse_after, refuse_as_of
+from cutline.connectors.sqlite.ledger import EPOCH_COLUMN, SinkTable
 from cutline.connectors.sqlite.rows import arrow_of, quoted
 from cutline.errors import NotDone
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
-from cutline.ports import Published, Wish
+from cutline.ports.reading import ReadRequest, ReadResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: How long to wait for somebody who holds the database locked.
+#: How long to wait for a process that holds the database locked.
 BUSY_SECONDS = 30.0
 _ROWS_AT_ONCE = 50_000
 
 
-def read_database(path: Path, table: str, wish: Wish) -> Published:
-    """The rows are fetched here and now: what is held is of one moment, and holds nobody up."""
+def read_database(path: Path, table: str, request: ReadRequest) -> ReadResult:
+    """Fetches all rows in one transaction: the result is one snapshot and blocks no other process."""
     if not path.exists():
-        raise nothing_there(path)
+        raise nothing_published(path)
     try:
         with _snapshot(path) as db:
-            return _read(db, path, table, wish)
+            return _read(db, path, table, request)
     except sqlite3.Error as error:
         raise NotDone(f"the database cannot be read: {error}", next_step="read again", path=path) from error
 
 
-def _read(db: sqlite3.Connection, path: Path, table: str, wish: Wish) -> Published:
+def _read(db: sqlite3.Connection, path: Path, table: str, request: ReadRequest) -> ReadResult:
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'cutline_sinks'").fetchone():
-        raise nothing_there(path)
+        raise nothing_published(path)
     owner = db.execute("SELECT flow, sink FROM cutline_sinks WHERE target = ?", (table,)).fetchone()
     if owner is None:
-        raise nothing_there(f"table {table} in {path}")
+        raise nothing_published(f"table {table} in {path}")
     flow, sink = FlowName(owner[0]), SinkId(owner[1])
-    ledger = Ledger.load(db, flow, sink)
+    known = SinkTable.load(db, flow, sink)
     listed = [
         Epoch(epoch) for (epoch,) in db.execute("SELECT epoch FROM cutline_epochs WHERE (flow, sink) = (?, ?)", owner)
     ]
     newest = max(listed, default=NO_EPOCH)
-    is_current = wish.reaches(newest)
-    if (wish.after or not is_current) and not ledger.has_epochs():
-        refuse = refuse_after if wish.after else refuse_as_of
-        raise refuse("the table does not say which epoch a row is of (it is upserted, or not rewindable)")
-    check_stands(wish, listed, rewound=ledger.rewound(db))
-    where = f" WHERE {EPOCH_COLUMN} > ? AND {EPOCH_COLUMN} <= ?" if ledger.has_epochs() else ""
-    last = newest if wish.as_of is None else min(newest, wish.as_of)
-    found = db.execute(f"SELECT {ledger.columns} FROM {quoted(table)}{where}", (wish.after, last) if where else ())
-    batches = list(_batches(found, ledger.schema))
-    return Published(
+    is_current = request.reaches(newest)
+    if (request.after or not is_current) and not known.has_epochs():
+        refuse = refuse_after if request.after else refuse_as_of
+        raise refuse("the table does not record the epoch of a row (it is upserted, or not rewindable)")
+    check_still_published(request, listed, rewound=known.ledger(db).rewound)
+    where = f" WHERE {EPOCH_COLUMN} > ? AND {EPOCH_COLUMN} <= ?" if known.has_epochs() else ""
+    last = newest if request.as_of is None else min(newest, request.as_of)
+    found = db.execute(f"SELECT {known.columns} FROM {quoted(table)}{where}", (request.after, last) if where else ())
+    batches = list(_batches(found, known.schema))
+    return ReadResult(
         flow=flow,
         sink=sink,
         epoch=max((epoch for epoch in listed if epoch <= last), default=last),
-        schema=ledger.schema,
+        schema=known.schema,
         batches=lambda: iter(batches),
     )
 

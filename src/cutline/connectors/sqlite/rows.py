@@ -1,4 +1,4 @@
-"""Rows in SQLite's five types: what cannot be a number, a text or a blob as it is becomes a text that sorts like it."""
+"""Rows in SQLite's five types: other types than numbers, texts and blobs become texts that sort alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def quoted(name: str) -> str:
 
 
 def declared_type(kind: pa.DataType) -> str:
-    """The type of a column. Decimals are texts: as numbers SQLite would round them."""
+    """The type of a column. Decimals are texts: SQLite would round them as numbers."""
     import pyarrow as pa
 
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
@@ -48,7 +48,7 @@ def tuples_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 
 def _converter(kind: pa.DataType) -> Convert | None:
-    """How a value becomes one that SQLite takes; None: it is one already."""
+    """Converts a value to one that SQLite takes; None: no conversion is needed."""
     import pyarrow as pa
 
     is_ = pa.types
@@ -67,7 +67,7 @@ def _converter(kind: pa.DataType) -> Convert | None:
 
 
 def _timestamps(column: pa.Array) -> list[str | None]:
-    """What ``_timestamp`` makes of each, without a Python object for every one of them."""
+    """What ``_timestamp`` returns for each, without a Python object for every value."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -78,7 +78,7 @@ def _timestamps(column: pa.Array) -> list[str | None]:
 
 
 def arrow_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    """The way back: rows of such a table as they went in."""
+    """The inverse of ``tuples_of``: rows of the table as they were written."""
     import pyarrow as pa
 
     columns = []
@@ -98,7 +98,7 @@ def _from_database(kind: pa.DataType) -> Convert | None:
 
 
 def _from_text(kind: pa.DataType) -> Convert | None:
-    """How a value becomes one that Arrow takes for such a column; None: it is one already."""
+    """Converts a value to one that Arrow takes for such a column; None: no conversion is needed."""
     import pyarrow as pa
 
     is_ = pa.types
@@ -112,7 +112,7 @@ def _from_text(kind: pa.DataType) -> Convert | None:
 
 
 def _from_plain(kind: pa.DataType) -> Convert:
-    """The way back from what JSON has, see ``_plain``."""
+    """The inverse of ``_plain``."""
     import pyarrow as pa
 
     is_ = pa.types
@@ -132,13 +132,13 @@ def _from_plain(kind: pa.DataType) -> Convert:
 
 
 def _timestamp(value: datetime) -> str:
-    """Always of the same width, so that texts sort as times do. SQLite's own functions read it."""
+    """Always of the same width, so that the texts sort like the times. SQLite's own functions read it."""
     text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
     return text if value.tzinfo is None else text + "Z"
 
 
 def _plain(kind: pa.DataType) -> Convert:
-    """How a value becomes one that JSON has. A map whose keys are texts is an object, any other a list of pairs."""
+    """Converts a value to one that JSON has. A map with text keys becomes an object, any other a list of pairs."""
     import pyarrow as pa
 
     is_ = pa.types
@@ -154,7 +154,7 @@ def _plain(kind: pa.DataType) -> Convert:
         return _if_there(lambda value: [element(one) for one in value])
     convert = _converter(kind)
     if is_.is_boolean(kind) or convert is None:
-        return lambda value: value  # bytes become base64 in msgspec's hands
+        return lambda value: value  # msgspec encodes bytes as base64
     return _if_there(convert)
 
 

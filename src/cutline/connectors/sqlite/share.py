@@ -1,87 +1,120 @@
-"""What every sink of a flow has prepared in one database, so that whichever commits first publishes for all of them.
-
-A permit says that the manifest is stored, so every operator had prepared its sinks: one transaction can publish the
-epoch for all. Only what the same process prepared counts: an older one may have prepared it otherwise and died.
-"""
+"""What every sink of a flow has prepared in one SQLite database, see ``shared_epochs``."""
 
 from __future__ import annotations
 
-import os
-import secrets
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from cutline.connectors.sqlite.ledger import Ledger
-from cutline.connectors.staged_files import pieces_of
+from cutline.base.crashpoints import crashpoint
+from cutline.connectors.shared_epochs import may_publish_for, process_name
+from cutline.connectors.sqlite.ledger import SinkTable
+from cutline.connectors.sqlite.rows import tuples_of
+from cutline.connectors.staged_files import digest_of, pieces_of
 from cutline.model.ids import Epoch, FlowName, SinkId
-from cutline.ports import Piece, StagedBatch
-
-_lives: dict[int, str] = {}
-
-
-def life() -> str:
-    """Names this process, so that what one has prepared is never mixed with what another has."""
-    return _lives.setdefault(os.getpid(), secrets.token_hex(8))
+from cutline.model.staging import Piece, StagedBatch
+from cutline.protocol.publish.commit import CommitPermit
+from cutline.protocol.publish.immediate import place_of
+from cutline.protocol.publish.sink_ledger import SinkLedger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What one sink publishes of an epoch."""
+class SqliteShare:
+    """What one sink publishes of an epoch. See ``shared_epochs.Share``."""
 
-    sink: SinkId
-    ledger: Ledger
+    db: sqlite3.Connection
+    table: SinkTable
     pieces: list[Piece]
     #: Place of the last batch with rows.
     through: int
-    #: How many epochs stay such that they can be taken back.
+    #: How many epochs stay rewindable.
     keep: int
+    #: The folder of its staged files.
+    folder: Path
+
+    @property
+    def sink(self) -> SinkId:
+        return self.table.owner[1]
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self.pieces)
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.pieces)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its files exist; if not, the sink's own commit reports it."""
+        return all((self.folder / piece["path"]).exists() for piece in self.pieces)
+
+    def ledger(self, epoch: Epoch) -> SinkLedger:
+        return self.table.ledger(self.db, epoch)
+
+    def publish(self, permit: CommitPermit) -> None:
+        for rows in self._rows():
+            self.table.write(self.db, permit.epoch, rows)
+        if self.pieces:
+            self.table.record(self.db, permit.epoch, self.digest, self.through, keep=self.keep)
+        self.table.set_reached(self.db, permit.epoch)
+
+    def rewind(self, epoch: Epoch) -> None:
+        self.table.rewind(self.db, epoch)
+
+    def _rows(self) -> Iterator[list[tuple[Any, ...]]]:
+        """The staged rows in their order, one Arrow batch at a time."""
+        import pyarrow.parquet as pq
+
+        for index, piece in enumerate(self.pieces):
+            if index == len(self.pieces) // 2:
+                crashpoint("sink-commit-half", self.sink)
+            with pq.ParquetFile(self.folder / piece["path"]) as file:
+                for batch in file.iter_batches():
+                    yield list(tuples_of(batch))
 
 
-def place_of(batch: StagedBatch) -> int:
-    """Grows along every history: one that goes back runs batches of the same numbers again, in a later generation."""
-    return batch.generation * 10_000_000_000 + batch.batch
+def share_of(
+    db: sqlite3.Connection, table: SinkTable, staged: Sequence[StagedBatch], *, keep: int, folder: Path
+) -> SqliteShare:
+    through = max((place_of(batch.generation, batch.batch) for batch in staged if batch.pieces), default=-1)
+    return SqliteShare(db=db, table=table, pieces=pieces_of(staged), through=through, keep=keep, folder=folder)
 
 
-def share_of(sink: SinkId, ledger: Ledger, staged: Sequence[StagedBatch], keep: int) -> Share:
-    through = max((place_of(batch) for batch in staged if batch.pieces), default=-1)
-    return Share(sink=sink, ledger=ledger, pieces=pieces_of(staged), through=through, keep=keep)
-
-
-def has_company(db: sqlite3.Connection, flow: FlowName) -> bool:
+def has_other_sinks(db: sqlite3.Connection, flow: FlowName) -> bool:
     """Whether the flow has several sinks in this database."""
     return bool(db.execute("SELECT COUNT(*) > 1 FROM cutline_sinks WHERE flow = ?", (flow,)).fetchone()[0])
 
 
 def store_prepared(
-    db: sqlite3.Connection, own: Ledger, epoch: Epoch, staged: Sequence[StagedBatch], *, keep: int
+    db: sqlite3.Connection, own: SinkTable, epoch: Epoch, staged: Sequence[StagedBatch], *, keep: int
 ) -> None:
-    """Also without rows: who publishes the epoch for all must know that the sink has come so far."""
+    """Also without rows: the sink that publishes the epoch for all must know that this one has reached it."""
     db.execute(
         "INSERT OR REPLACE INTO cutline_prepared (flow, sink, epoch, life, keep, staged) VALUES (?, ?, ?, ?, ?, ?)",
-        (*own.owner, epoch, life(), keep, msgspec.json.encode(staged).decode()),
+        (*own.owner, epoch, process_name(), keep, msgspec.json.encode(staged).decode()),
     )
 
 
-def due_with(db: sqlite3.Connection, own: Ledger, epoch: Epoch, prepared_by: str) -> list[Share]:
-    """The other sinks whose next epoch this is too: those that have come exactly as far as the one that has the permit.
+def due_with(own: SqliteShare, epoch: Epoch, prepared_by: str) -> list[SqliteShare]:
+    """The other sinks whose next epoch this is too: those that have reached the same epoch as the one with the permit.
 
-    Others have a permit of their own to be judged by.
+    The rest are left to their own permits.
     """
     query = "SELECT sink, keep, staged FROM cutline_prepared WHERE (flow, epoch, life) = (?, ?, ?) AND sink != ?"
-    flow, sink = own.owner
+    flow, sink = own.table.owner
     shares = []
-    for name, keep, staged in db.execute(query, (flow, epoch, prepared_by, sink)).fetchall():
-        ledger = Ledger.load(db, flow, SinkId(name))
-        if ledger.reached(db) != own.reached(db) or epoch <= max(ledger.published(db), ledger.rewound(db)):
+    for name, keep, staged in own.db.execute(query, (flow, epoch, prepared_by, sink)).fetchall():
+        table = SinkTable.load(own.db, flow, SinkId(name))
+        if table.reached(own.db) != own.table.reached(own.db) or not may_publish_for(table.ledger(own.db), epoch):
             continue
-        if (claim := ledger.claimed_by(db)) and not claim.startswith(f"{life()}-"):
-            continue  # another process is just taking all of them over
-        through = ledger.through(db)
+        through = table.through(own.db)
         batches = msgspec.json.decode(staged, type=list[StagedBatch])
-        # Bound again while the outcome of the epoch before was open; it is published by now.
-        batches = [batch for batch in batches if place_of(batch) > through]
-        shares.append(share_of(SinkId(name), ledger, batches, keep))
-    return shares
+        # Bound again while the outcome of the epoch before was unknown; that epoch is published by now.
+        batches = [batch for batch in batches if place_of(batch.generation, batch.batch) > through]
+        shares.append(share_of(own.db, table, batches, keep=keep, folder=own.folder.with_name(name)))
+    return [share for share in shares if share.is_whole]

@@ -1,52 +1,58 @@
-"""A table in a SQLite database: for people who want a database and no server.
+"""A table in a SQLite database: a database without a server.
 
 Executors stage Parquet files beside the database; the driver moves an epoch's rows into the table in one transaction,
-which also records the epoch. Readers go on while it does (WAL) and see whole epochs: several tables of one flow in one
-database show the same one.
+which also records the epoch. Readers are not blocked (WAL) and see whole epochs: several tables of one flow in one
+database show the same epoch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import sqlite3
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from cutline.base.crashpoints import crashpoint
 from cutline.base.durable import fsync_dir, make_dir
 from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.rows import key_problems, rows_schema, storable_schema
-from cutline.connectors.sqlite.ledger import EPOCH_COLUMN, PREFIX, Ledger, Shape
+from cutline.connectors.shared_epochs import (
+    RewindTarget,
+    new_claim,
+    pass_point,
+    process_name,
+    publish_for_all,
+    rewind_all,
+)
+from cutline.connectors.sink_base import OpenedSink, not_opened
+from cutline.connectors.sqlite.ledger import EPOCH_COLUMN, PREFIX, Shape, SinkTable
 from cutline.connectors.sqlite.reader import BUSY_SECONDS, read_database
-from cutline.connectors.sqlite.rows import tuples_of
-from cutline.connectors.sqlite.share import Share, due_with, has_company, life, share_of, store_prepared
+from cutline.connectors.sqlite.share import SqliteShare, due_with, has_other_sinks, share_of, store_prepared
 from cutline.connectors.staged_files import (
     STAGED_FOLDER,
-    check_claim,
-    check_commit,
     check_still_there,
+    collect_staged,
     delete_staged,
-    digest_of,
     local_path,
     pieces_of,
-    sweep_staged,
 )
-from cutline.errors import ConfigError, InvariantViolation, NotDone, OutcomeUnknown, SinkError
-from cutline.model.ids import Epoch, SinkId
+from cutline.errors import ConfigError, NotDone, OutcomeUnknown, SinkError
 
 if TYPE_CHECKING:
-    from cutline.ports import Published, SinkContext, StagedBatch, Stager, Wish
+    from cutline.model.ids import Epoch
+    from cutline.model.staging import StagedBatch
+    from cutline.ports.reading import ReadRequest, ReadResult
+    from cutline.ports.sinks import SinkContext, Stager
     from cutline.protocol.publish.commit import CommitPermit
+    from cutline.protocol.publish.sink_ledger import SinkLedger
 
 Mode = Literal["append", "upsert"]
 
-#: How many epochs can be taken back, unless the flow says otherwise.
+#: How many epochs can be rewound, unless the flow says otherwise.
 REWIND_EPOCHS = 1_000
-_HINT = "restore the flow to an older checkpoint; who deletes beside the database?"
+_HINT = "find out what deletes files beside the database, then restore the flow to an older checkpoint"
 
 
 class SQLite:
@@ -76,24 +82,21 @@ class SQLite:
         if mode not in get_args(Mode):
             raise ConfigError(f"the SQLite sink has no mode {mode!r}", next_step="use 'append' or 'upsert'")
         if (mode == "upsert") != bool(self.key):
-            raise ConfigError(
-                "mode='upsert' and key=[…] go together", next_step="name the columns that tell rows apart"
-            )
+            raise ConfigError("mode='upsert' and key=[…] go together", next_step="name the columns that identify a row")
         if not table or table.lower().startswith((PREFIX, "sqlite_")):
-            raise ConfigError(f"no table of a flow can be called {table!r}", next_step="choose another name")
+            raise ConfigError(f"a table of a flow cannot be named {table!r}", next_step="choose another name")
         if rewind_epochs < 1:
             raise ConfigError("rewind_epochs must be at least 1", next_step="use rewindable=False to keep nothing")
-        self._context: SinkContext | None = None
+        self._opened = OpenedSink(f"table {table}", path=self.path)
         self._schema_ipc = b""
-        self._ledger: Ledger | None = None
+        self._sink_table: SinkTable | None = None
         self._keeper: sqlite3.Connection | None = None
-        self._own_claim = ""
 
     def __repr__(self) -> str:
         return f"SQLite({str(self.path)!r}, {self.table!r}, mode={self.mode!r}, key={self.key!r})"
 
     def open(self, context: SinkContext) -> None:
-        """Make the table, or check that it is this sink's and takes such rows."""
+        """Create the table, or check that it belongs to this sink and takes such rows."""
         schema = storable_schema(rows_schema(context))
         problems = key_problems(schema, self.key)
         problems += [f"the column name {name} is taken" for name in schema.names if name.lower().startswith(PREFIX)]
@@ -101,146 +104,129 @@ class SQLite:
             raise SinkError("; ".join(problems), next_step="rename columns in the flow, or name another key")
         make_dir(self.path.parent)
         shape = Shape(mode=self.mode, key=self.key, rewindable=self.can_rewind)
-        ledger = Ledger(context.flow, context.sink, self.table, shape, schema)
+        table = SinkTable(context.flow, context.sink, self.table, shape, schema)
         with self._transaction() as db:
-            ledger.claim(db)
+            table.create(db)
         fsync_dir(self.path.parent)
         self._keep_log()
-        self._context, self._ledger = context, ledger
+        self._opened.enter(context)
+        self._sink_table = table
         self._schema_ipc = schema.serialize().to_pybytes()
 
     def claim(self) -> None:
-        """The claim is looked at in the transaction that publishes."""
-        # With the process in it: what one of its sinks publishes for another one of them must be its own too.
-        ledger, claim = self._known(), f"{life()}-{secrets.token_hex(4)}"
+        """The transaction that publishes checks the claim."""
+        table, claim = self._table_of_sink(), new_claim()
         with self._transaction() as db:
-            ledger.set_claim(db, claim)
-        self._own_claim = claim
+            table.set_claim(db, claim)
+        self._opened.claim = claim
 
     def stager(self) -> Stager:
         return ParquetStager(
             root=str(self._staging),
             folder=STAGED_FOLDER,
-            sink=self._opened().sink,
+            sink=self._opened.context.sink,
             schema_ipc=self._schema_ipc,
             key=self.key,
-            in_calendar=tuple(self._known().schema.names),
+            in_calendar=tuple(self._table_of_sink().schema.names),
         )
 
     def prepare(self, epoch: Epoch, staged: Sequence[StagedBatch]) -> dict[str, Any]:
-        """Make sure that the staged files are there, and tell the flow's other sinks in this database of them."""
-        ledger = self._known()
+        """Check that the staged files exist, and record them for the flow's other sinks in this database."""
+        table = self._table_of_sink()
         check_still_there(self._staging, pieces_of(staged), hint=_HINT)
         with self._transaction() as db:
-            if has_company(db, self._opened().flow):
-                store_prepared(db, ledger, epoch, staged, keep=self._rewind_epochs)
-        return {"life": life()}
+            if has_other_sinks(db, self._opened.context.flow):
+                store_prepared(db, table, epoch, staged, keep=self._rewind_epochs)
+        return {"life": process_name()}
 
     def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
-        """Publish the epoch in one transaction, for this sink and for all others of the flow in this database."""
-        context, ledger = self._opened(), self._known()
-        check_commit(context, permit, staged)
-        own = share_of(context.sink, ledger, staged, self._rewind_epochs)
-        shares: list[Share] = []
+        """Publish the epoch in one transaction, for this sink and the flow's other sinks in this database."""
+        self._opened.check_covered(permit, staged)
+        shares: list[SqliteShare] = []
         with self._transaction() as db:
-            if self._is_to_publish(db, permit, own):
-                check_claim(ledger.claimed_by(db), self._own_claim, context, permit.epoch)
+            own = self._share(db, staged)
+            if self._is_to_publish(own, permit):
                 check_still_there(self._staging, own.pieces, hint=_HINT)
-                others = due_with(db, ledger, permit.epoch, str(token.get("life", "")))
-                shares = [own, *(share for share in others if self._is_whole(share))]
-                self._publish(db, permit, shares)
-        for share in shares:
-            crashpoint("sink-commit-done", share.sink)
-        sweep_staged(self._staging, staged, permit.through_batch)
+                shares = [own, *due_with(own, permit.epoch, str(token.get("life", "")))]
+                publish_for_all(shares, permit)
+        pass_point("sink-commit-done", shares)
+        collect_staged(self._staging, staged, permit.through_batch)
 
-    def _is_to_publish(self, db: sqlite3.Connection, permit: CommitPermit, own: Share) -> bool:
-        """An epoch without rows is published too if others may have some, so that all stay at the same epoch."""
-        if own.pieces:
-            return not own.ledger.is_published(db, permit, digest_of(own.pieces))
-        return own.ledger.reached(db) < permit.epoch and has_company(db, permit.flow)
-
-    def _publish(self, db: sqlite3.Connection, permit: CommitPermit, shares: Sequence[Share]) -> None:
-        for share in shares:
-            crashpoint("sink-commit-begun", share.sink)
-        for share in shares:
-            for rows in self._rows(share):
-                share.ledger.write(db, permit.epoch, rows)
-            if share.pieces:
-                share.ledger.record(db, permit.epoch, digest_of(share.pieces), share.through, keep=share.keep)
-            share.ledger.set_reached(db, permit.epoch)
-
-    def _is_whole(self, share: Share) -> bool:
-        """Whether another sink's files are there; if not, that is for its own commit to say."""
-        folder = self._staging_of(share.sink)
-        return all((folder / piece["path"]).exists() for piece in share.pieces)
+    def _is_to_publish(self, own: SqliteShare, permit: CommitPermit) -> bool:
+        """An epoch without rows is published too if other sinks may have rows, so that all stay at the same epoch."""
+        ledger = own.ledger(permit.epoch)
+        if own.has_rows:
+            return self._opened.is_to_publish(ledger, permit, own.digest)
+        if own.table.reached(own.db) >= permit.epoch or not has_other_sinks(own.db, permit.flow):
+            return False
+        self._opened.check_held(ledger, permit.epoch)
+        return True
 
     def abort(self, staged: Iterable[StagedBatch]) -> None:
-        """Delete exactly the named staged files; what is published is in the table."""
+        """Delete exactly the named staged files; published rows are in the table."""
         delete_staged(self._staging, pieces_of(staged))
 
     def published(self) -> Epoch | None:
-        ledger = self._known()
-        with self._transaction("DEFERRED") as db:
-            return ledger.published(db) or None
+        return self._ledger().published or None
 
     def highest(self) -> Epoch:
-        ledger = self._known()
-        with self._transaction("DEFERRED") as db:
-            return max(ledger.published(db), ledger.rewound(db))
-
-    def rewind(self, epoch: Epoch) -> None:
-        """Make the table what it was when ``epoch`` was newest, in one transaction."""
-        self.rewind_together([(self, epoch)])
-
-    def rewind_group(self) -> object:
-        """Sinks of which this is equal are taken back together."""
-        return ("sqlite", self.path)
-
-    def rewind_together(self, targets: Sequence[tuple[Any, Epoch]]) -> None:
-        """Take several sinks back in one transaction, so that their tables never disagree."""
-        with self._transaction() as db:
-            for sink, epoch in targets:
-                ledger = sink._known()
-                if ledger.published(db) <= epoch:
-                    continue
-                if not sink.can_rewind:
-                    raise SinkError("the sink was made with rewindable=False", next_step='use on_rollback="keep"')
-                check_claim(ledger.claimed_by(db), sink._own_claim, sink._opened(), epoch)
-                ledger.rewind(db, epoch)
-                crashpoint("sink-rewind-half", sink._opened().sink)
+        return self._ledger().highest
 
     def oldest_rewind(self) -> Epoch:
         """The oldest epoch that ``rewind`` reaches."""
-        ledger = self._known()
-        with self._transaction("DEFERRED") as db:
-            return ledger.forgotten(db)
+        return self._ledger().reach
 
-    def read(self, wish: Wish) -> Published:
-        """What one transaction sees of the table, and of which epoch that is."""
-        return read_database(self.path, self.table, wish)
+    def rewind(self, epoch: Epoch) -> None:
+        """Restore the table as it was when ``epoch`` was newest, in one transaction."""
+        self.rewind_together([(self, epoch)])
+
+    def rewind_group(self) -> object:
+        """Sinks with equal groups are rewound in one transaction."""
+        return ("sqlite", self.path)
+
+    def rewind_together(self, targets: Sequence[tuple[Any, Epoch]]) -> None:
+        """Rewind several sinks in one transaction, so that their tables never disagree."""
+        with self._transaction() as db:
+            rewind_all(
+                (
+                    RewindTarget(
+                        opened=sink._opened,
+                        epoch=epoch,
+                        can_rewind=sink.can_rewind,
+                        in_transaction=sink._share(db, ()),
+                    )
+                    for sink, epoch in targets
+                ),
+                keep_more="a larger rewind_epochs keeps more for the next time",
+            )
+
+    def read(self, request: ReadRequest) -> ReadResult:
+        """The table and its epoch, as one transaction sees them."""
+        return read_database(self.path, self.table, request)
 
     # ------------------------------------------------------------------ the database
 
-    def _opened(self) -> SinkContext:
-        if self._context is None:
-            raise InvariantViolation("the sink is used before it was opened", path=self.path)
-        return self._context
+    def _table_of_sink(self) -> SinkTable:
+        if self._sink_table is None:
+            raise not_opened(path=self.path)
+        return self._sink_table
 
-    def _known(self) -> Ledger:
-        if self._ledger is None:
-            raise InvariantViolation("the sink is used before it was opened", path=self.path)
-        return self._ledger
+    def _ledger(self) -> SinkLedger:
+        table = self._table_of_sink()
+        with self._transaction("DEFERRED") as db:
+            return table.ledger(db)
+
+    def _share(self, db: sqlite3.Connection, staged: Sequence[StagedBatch]) -> SqliteShare:
+        return share_of(db, self._table_of_sink(), staged, keep=self._rewind_epochs, folder=self._staging)
 
     @property
     def _staging(self) -> Path:
-        return self._staging_of(self._opened().sink)
-
-    def _staging_of(self, sink: SinkId) -> Path:
-        """Beside the database: of one sink, since several may share the database."""
-        return self.path.with_name(f"{self.path.name}.{PREFIX}staged") / self._opened().flow / sink
+        """A folder beside the database, with one folder for each sink: several may share the database."""
+        context = self._opened.context
+        return self.path.with_name(f"{self.path.name}.{PREFIX}staged") / context.flow / context.sink
 
     def _keep_log(self) -> None:
-        """Stay connected: the last one to leave puts the log away, and readers that come just then find a lock."""
+        """Stay connected: the last connection that closes deletes the WAL, and readers at that moment find a lock."""
         if self._keeper is None:
             self._keeper = sqlite3.connect(self.path, timeout=BUSY_SECONDS, check_same_thread=False)
             self._keeper.execute("SELECT COUNT(*) FROM cutline_sinks").fetchone()
@@ -248,9 +234,9 @@ class SQLite:
 
     @contextlib.contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        """A connection inside a transaction that is durable when the block ends, or did not happen if it raises.
+        """A connection inside a transaction that is durable when the block ends, and rolled back if it raises.
 
-        A connection for each: they are few, and the threads that use a sink differ.
+        Each transaction has its own connection: transactions are few, and several threads use a sink.
         """
         is_committing = False
         try:
@@ -262,23 +248,12 @@ class SQLite:
                 is_committing = True
                 db.execute("COMMIT")
         except sqlite3.Error as error:
-            # Without COMMIT nothing has happened: closing the connection rolls back.
+            # Before COMMIT nothing has happened: closing the connection rolls back.
             raise (OutcomeUnknown if is_committing else NotDone)(
-                f"the database did not take it: {error}",
-                next_step="see whether another process holds the database locked; it is tried again",
+                f"the database rejected the transaction: {error}",
+                next_step="check whether another process holds the database locked; Cutline retries",
                 path=self.path,
             ) from error
-
-    def _rows(self, share: Share) -> Iterator[list[tuple[Any, ...]]]:
-        """The staged rows in their order, so many at a time as make a batch of Arrow."""
-        import pyarrow.parquet as pq
-
-        for index, piece in enumerate(share.pieces):
-            if index == len(share.pieces) // 2:
-                crashpoint("sink-commit-half", share.sink)
-            with pq.ParquetFile(self._staging_of(share.sink) / piece["path"]) as file:
-                for batch in file.iter_batches():
-                    yield list(tuples_of(batch))
 
 
 __all__ = ["EPOCH_COLUMN", "SQLite"]

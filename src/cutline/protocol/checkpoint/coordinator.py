@@ -1,24 +1,25 @@
 """The coordinator: begins epochs, tallies acknowledgements, completes or aborts, tells sinks to publish.
 
-Durable first: it acts on the world only after it has heard that the record of its decision is stored.
+Durable first: it acts on a decision only after the record of the decision is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from cutline.errors import InvariantViolation
-from cutline.model.ids import NO_EPOCH, Epoch, FlowName, Generation, OperatorId, SinkId, Subtask
+from cutline.model.cut import BarrierTerms, OperatorAck
+from cutline.model.ids import Epoch, Generation, OperatorId, SinkId, Subtask
+from cutline.protocol.checkpoint.complete_epochs import CompleteEpochs
+from cutline.protocol.checkpoint.health import Health
 from cutline.protocol.checkpoint.pending_epoch import AckOutcome, EpochState, PendingEpoch
-from cutline.protocol.checkpoint.trigger import TriggerPolicy
-from cutline.protocol.history.retention import RetentionPolicy
+from cutline.protocol.checkpoint.requests import Requests, refusal
+from cutline.protocol.checkpoint.setup import EpochNumbers, Settings, StoredPending, Topology
+from cutline.protocol.checkpoint.waiting import Waiting, can_expire
 from cutline.protocol.messages.coordinator import (
     AbortStored,
     AnnounceClosed,
-    AnswerRequest,
-    BarrierTerms,
     CheckpointRequested,
     CommitSink,
     CoordinatorAction,
@@ -26,85 +27,25 @@ from cutline.protocol.messages.coordinator import (
     InjectBarrier,
     ManifestRefused,
     ManifestStored,
-    OperatorAck,
-    OperatorAcked,
-    OperatorStarted,
     PendingStored,
     PinChanged,
-    ProgressMade,
     RegionLost,
     RegionRestored,
-    ReleaseEpochs,
-    ReportHealth,
     RequestAck,
-    SinkCommitFailed,
-    SinkCommitted,
-    SnapshotFailed,
     StoreAborted,
     StoreManifest,
     StorePending,
-    TimePassed,
+)
+from cutline.protocol.messages.time import TimePassed
+from cutline.protocol.messages.wire import (
+    OperatorAcked,
+    OperatorStarted,
+    ProgressMade,
+    SinkCommitFailed,
+    SinkCommitted,
+    SnapshotFailed,
 )
 from cutline.protocol.publish.publishing import CompleteEpoch, Publisher
-
-_SUBTASKS_SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """What the coordinator must know of a flow's graph."""
-
-    flow: FlowName
-    #: Expected subtasks of each operator.
-    subtasks: Mapping[OperatorId, int]
-    sources: frozenset[OperatorId]
-    sinks: Mapping[OperatorId, tuple[SinkId, ...]]
-    #: Per-operator mode: the one operator that is coordinated here, whatever its inputs; it is the one source.
-    alone: OperatorId | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPending:
-    """A pending epoch that an earlier incarnation recorded."""
-
-    epoch: Epoch
-    terms: BarrierTerms
-    #: Whether the flow goes on with the logs that hold the epoch's barriers (it was not restored to another epoch).
-    is_resumable: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The coordinator's own limits."""
-
-    timeout_ms: int
-    #: An operator that has not acknowledged after so long fails the epoch before the whole flow's timeout does.
-    operator_timeouts_ms: Mapping[OperatorId, int] = field(default_factory=dict)
-    alignment_limit_ms: int | None
-    retention: RetentionPolicy
-    trigger: TriggerPolicy
-    #: So many aborted checkpoints in a row are borne; one more and the flow is unhealthy. None: any number.
-    tolerable_failures: int | None = None
-    #: Operators that say nothing are asked again, with doubling pauses, so many times.
-    ask_again_ms: int = 2_000
-    ask_again_limit: int = 8
-    sink_retry_ms: int = 500
-    sink_retry_limit_ms: int = 30_000
-    sink_silence_ms: int = 60_000
-
-
-class EpochNumbers:
-    """Gives out each number once."""
-
-    def __init__(self, last: Epoch = NO_EPOCH) -> None:
-        self.last = last
-
-    def take(self) -> Epoch:
-        self.last = Epoch(self.last + 1)
-        return self.last
-
-    def saw(self, epoch: Epoch) -> None:
-        self.last = max(self.last, epoch)
 
 
 class Coordinator:
@@ -122,22 +63,21 @@ class Coordinator:
         published: Mapping[SinkId, Epoch] | None = None,
         pins: Iterable[Epoch] = (),
     ) -> None:
-        """``complete``: the live complete epochs, ascending; ``published``: how far each sink is.
+        """``complete``: the live complete epochs, ascending; ``published``: the newest epoch of each sink.
 
-        ``generations``: that of each operator, where it is not the coordinator's. ``numbers``: where epochs get theirs.
+        ``generations``: of operators whose generation is not the coordinator's. ``numbers``: issues epoch numbers.
         """
         self._topology = topology
         self._generation = generation
         self._generations = {name: (generations or {}).get(name, generation) for name in topology.subtasks}
-        self._pins = set(pins)
-        #: Operators that are being brought back; nothing can complete without them.
+        #: Operators that are being restored; nothing can complete without them.
         self._lost: set[OperatorId] = set()
-        self._failures = 0
-        self._is_healthy = True
         self._settings = settings
+        self._health = Health(settings.tolerable_failures)
+        self._waiting = Waiting(settings)
+        self._requests = Requests()
         self._numbers = numbers or EpochNumbers()
         self._pending: dict[Epoch, PendingEpoch] = {}
-        self._complete: list[CompleteEpoch] = list(complete)
         self._publisher = Publisher(
             topology.flow,
             {sink: operator for operator, sinks in topology.sinks.items() for sink in sinks},
@@ -146,8 +86,7 @@ class Coordinator:
             retry_limit_ms=settings.sink_retry_limit_ms,
             silence_ms=settings.sink_silence_ms,
         )
-        #: Requests answered only when everything their epoch publishes is published.
-        self._awaiting_publication: dict[str, Epoch] = {}
+        self._complete = CompleteEpochs(complete, self._publisher, settings.retention, pins)
         self._accepts_triggers = False
         self.ack_outcomes: dict[AckOutcome, int] = dict.fromkeys(AckOutcome, 0)
 
@@ -155,7 +94,7 @@ class Coordinator:
 
     @property
     def generation(self) -> Generation:
-        """In which it writes its records; grows when a region is restored."""
+        """The generation of its records; grows when a region is restored."""
         return self._generation
 
     @property
@@ -164,8 +103,8 @@ class Coordinator:
 
     @property
     def min_epoch(self) -> Epoch:
-        """The oldest epoch that is kept; NO_EPOCH without one."""
-        return self._complete[0].epoch if self._complete else NO_EPOCH
+        """The oldest retained epoch; NO_EPOCH without one."""
+        return self._complete.oldest
 
     @property
     def sinks(self) -> tuple[SinkId, ...]:
@@ -173,15 +112,15 @@ class Coordinator:
 
     @property
     def pins(self) -> frozenset[Epoch]:
-        return frozenset(self._pins)
+        return self._complete.pins
 
     @property
     def is_healthy(self) -> bool:
-        return self._is_healthy
+        return self._health.is_healthy
 
     @property
     def failures_in_a_row(self) -> int:
-        return self._failures
+        return self._health.failures_in_a_row
 
     @property
     def pending(self) -> Mapping[Epoch, PendingEpoch]:
@@ -189,7 +128,7 @@ class Coordinator:
 
     @property
     def complete(self) -> tuple[CompleteEpoch, ...]:
-        return tuple(self._complete)
+        return self._complete.epochs
 
     def published(self, sink: SinkId) -> Epoch:
         return self._publisher.published(sink)
@@ -201,13 +140,13 @@ class Coordinator:
     # ------------------------------------------------------------------ the doors
 
     def start(self, pending: Iterable[StoredPending], *, now_ms: int) -> list[CoordinatorAction]:
-        """Take up what an earlier incarnation left: replay sink commits, resume or abort pending epochs."""
+        """Continue the work of an earlier process: repeat sink commits, resume or abort pending epochs."""
         actions: list[CoordinatorAction] = list(self._publish(now_ms))
-        newest = self._complete[-1].epoch if self._complete else NO_EPOCH
+        newest = self._complete.newest
         for stored in pending:
-            # The clock may have been set back since; an epoch must not seem to begin in the future.
+            # The clock may have been set back since; an epoch must not appear to begin in the future.
             began_ms = min(stored.terms.started_ms, now_ms)
-            # One that the flow went back behind is dead whoever completes it; of the others that must be decided here.
+            # A restore has given up epochs that are not resumable, even if they complete; the others are decided here.
             epoch = self._new_pending(stored.epoch, stored.terms, began_ms, is_inherited=stored.is_resumable)
             self._numbers.saw(stored.epoch)
             if stored.epoch < newest:
@@ -218,13 +157,13 @@ class Coordinator:
                 actions += self._abort(epoch, "timed out while the coordinator was down")
             else:
                 self._collect(epoch, now_ms)
-                # Some may have cut and acknowledged already, to a coordinator that has forgotten it.
+                # Some operators may have acknowledged already, to the earlier coordinator.
                 actions += self._ask(epoch)
         self._accepts_triggers = True
         return actions
 
     def handle(self, event: CoordinatorEvent, *, now_ms: int) -> list[CoordinatorAction]:
-        """Take in one event and say what is to be done about it."""
+        """Handle one event and return the actions to perform."""
         match event:
             case TimePassed():
                 return self._time_passed(now_ms)
@@ -245,7 +184,8 @@ class Coordinator:
             case RegionRestored():
                 return self._region_restored(event, now_ms)
             case PinChanged():
-                return self._pin_changed(event, now_ms)
+                self._complete.pin_changed(event)
+                return self._release(now_ms)
             case SnapshotFailed():
                 return self._snapshot_failed(event)
             case ManifestStored():
@@ -267,25 +207,19 @@ class Coordinator:
                 assert_never(event)
 
     def stop_triggering(self, *, now_ms: int) -> list[CoordinatorAction]:
-        """Begin no more epochs; those under way go on."""
+        """Begin no more epochs; pending ones continue."""
         self._accepts_triggers = False
-        return [
-            action for request in self._settings.trigger.take_postponed() for action in self._requested(request, now_ms)
-        ]
+        return self._take_up_postponed(now_ms)
 
     def next_deadline_ms(self, *, now_ms: int) -> int | None:
         """When ``TimePassed`` would change something; None if never."""
         deadlines = [*self._publisher.deadlines_ms()]
         for epoch in self._pending.values():
-            # One that all have acknowledged waits for the manifest before it, and time changes nothing about that.
-            if _expires(epoch) and not epoch.is_acknowledged_by_all():
-                deadlines.append(epoch.started_ms + min([self._settings.timeout_ms, *self._missing_limits_ms(epoch)]))
-            if self._asks(epoch):
-                deadlines.append(epoch.ask_at_ms)
+            deadlines += self._waiting.deadlines_ms(epoch)
         if self._begins_epochs():
             due = self._settings.trigger.next_due_ms(now_ms, len(self._pending))
             deadlines += [] if due is None else [due]
-        expiry = self._settings.retention.next_expiry_ms(self._complete, self._pins, now_ms)
+        expiry = self._complete.next_expiry_ms(now_ms)
         deadlines += [] if expiry is None else [expiry]
         return min(deadlines, default=None)
 
@@ -293,14 +227,6 @@ class Coordinator:
 
     def _begins_epochs(self) -> bool:
         return self._accepts_triggers and not self._lost
-
-    def _asks(self, epoch: PendingEpoch) -> bool:
-        is_waited_for = epoch.state is EpochState.COLLECTING and not epoch.is_acknowledged_by_all()
-        return is_waited_for and epoch.asked < self._settings.ask_again_limit
-
-    def _missing_limits_ms(self, epoch: PendingEpoch) -> list[int]:
-        limits = self._settings.operator_timeouts_ms
-        return [limit_ms for operator, limit_ms in limits.items() if operator in epoch.incomplete]
 
     def _new_pending(
         self, epoch: Epoch, terms: BarrierTerms, started_ms: int, *, is_inherited: bool = False
@@ -319,30 +245,16 @@ class Coordinator:
     def _time_passed(self, now_ms: int) -> list[CoordinatorAction]:
         actions: list[CoordinatorAction] = []
         for epoch in list(self._pending.values()):
-            late = self._who_is_late(epoch, now_ms)
-            if late and _expires(epoch):
+            late = self._waiting.late_operators(epoch, now_ms)
+            if late and can_expire(epoch):
                 actions += self._abort(epoch, f"timed out after {now_ms - epoch.started_ms} ms waiting for {late}")
-            elif self._asks(epoch) and now_ms >= epoch.ask_at_ms:
-                epoch.asked += 1
-                epoch.ask_at_ms = now_ms + self._settings.ask_again_ms * 2**epoch.asked
+            elif self._waiting.asks(epoch) and now_ms >= epoch.ask_at_ms:
+                self._waiting.asked(epoch, now_ms)
                 actions += self._ask(epoch)
         actions += self._begin_if_due(now_ms)
         actions += self._publish(now_ms)
         actions += self._release(now_ms)
         return actions
-
-    def _who_is_late(self, epoch: PendingEpoch, now_ms: int) -> str:
-        """Those for whom the epoch is given up, for people; empty when nobody is late."""
-        waited = now_ms - epoch.started_ms
-        limits = self._settings.operator_timeouts_ms
-        if waited < min([self._settings.timeout_ms, *self._missing_limits_ms(epoch)]):
-            return ""
-        late = {
-            operator: subtasks
-            for operator, subtasks in epoch.missing().items()
-            if waited >= min(self._settings.timeout_ms, limits.get(operator, self._settings.timeout_ms))
-        }
-        return "; ".join(f"{operator} subtasks {_in_short(subtasks)}" for operator, subtasks in late.items())
 
     def _begin_if_due(self, now_ms: int) -> list[CoordinatorAction]:
         if not self._begins_epochs() or not self._settings.trigger.is_due(now_ms, len(self._pending)):
@@ -351,16 +263,14 @@ class Coordinator:
 
     def _requested(self, event: CheckpointRequested, now_ms: int) -> list[CoordinatorAction]:
         if not self._accepts_triggers:
-            return [AnswerRequest(request=event.request, epoch=NO_EPOCH, completed=False, reason="flow is not running")]
+            return [refusal(event.request, "flow is not running")]
         if self._lost or not self._settings.trigger.has_room(len(self._pending)):
             newest = self._pending[max(self._pending)] if self._pending else None
-            # Joining an epoch that has not sent its barriers is as good as a new one; a later one would not be.
+            # A request may join an epoch only before its barriers are sent: then it is as good as a new epoch.
             if newest and newest.state is EpochState.RECORDING and event.options is None:
                 newest.requests.append(event.request)
                 return []
-            if self._settings.trigger.postpone(event):
-                return []
-            return [AnswerRequest(request=event.request, epoch=NO_EPOCH, completed=False, reason="too many requests")]
+            return [*self._requests.postpone(event)]
         limit = event.options.alignment_limit_ms if event.options else self._settings.alignment_limit_ms
         return self._begin(now_ms, limit, is_binding=event.options is not None, request=event.request)
 
@@ -378,7 +288,7 @@ class Coordinator:
 
     def _collect(self, epoch: PendingEpoch, now_ms: int) -> None:
         epoch.move(EpochState.COLLECTING)
-        epoch.ask_at_ms = now_ms + self._settings.ask_again_ms
+        self._waiting.begin(epoch, now_ms)
 
     def _inject(self, epoch: PendingEpoch, now_ms: int) -> list[CoordinatorAction]:
         self._collect(epoch, now_ms)
@@ -388,7 +298,7 @@ class Coordinator:
         return InjectBarrier(operator=operator, epoch=epoch.epoch, terms=epoch.terms)
 
     def _ask(self, epoch: PendingEpoch) -> list[CoordinatorAction]:
-        """Remind everybody who has not acknowledged; a source may not even know of the epoch."""
+        """Remind every operator that has not acknowledged; a source may not know of the epoch at all."""
         return [action for operator in sorted(epoch.incomplete) for action in self._remind(operator, epoch)]
 
     def _remind(self, operator: OperatorId, epoch: PendingEpoch) -> list[CoordinatorAction]:
@@ -396,11 +306,11 @@ class Coordinator:
         return [self._injection(operator, epoch), question] if operator in self._topology.sources else [question]
 
     def _operator_started(self, event: OperatorStarted, now_ms: int) -> list[CoordinatorAction]:
-        """Tell it what it has missed."""
+        """Tell the operator what it has missed."""
         if event.generation != self._generations[event.operator]:
             return []
         actions: list[CoordinatorAction] = [
-            AnnounceClosed(epoch=epoch, completed=self._is_complete(epoch), operator=event.operator, is_reminder=True)
+            AnnounceClosed(epoch=epoch, completed=self._complete.has(epoch), operator=event.operator, is_reminder=True)
             for epoch in event.open_epochs
             if epoch not in self._pending
         ]
@@ -410,35 +320,25 @@ class Coordinator:
         self._publisher.restarted(event.operator, now_ms)
         return [*actions, *self._publish(now_ms)]
 
-    def _is_complete(self, epoch: Epoch) -> bool:
-        return any(item.epoch == epoch for item in self._complete)
-
     def _region_lost(self, event: RegionLost) -> list[CoordinatorAction]:
-        """They go back behind everything that is pending: none of it can complete."""
+        """The operators are restored to an epoch before every pending one: no pending epoch can complete."""
         self._lost |= event.operators
-        reason = f"{', '.join(sorted(event.operators))} had to go back: {event.reason}"
+        reason = f"{', '.join(sorted(event.operators))} must be restored: {event.reason}"
         actions: list[CoordinatorAction] = []
-        for epoch in [one for one in self._pending.values() if _expires(one)]:
+        for epoch in [one for one in self._pending.values() if can_expire(one)]:
             epoch.is_excused = True
             actions += self._abort(epoch, reason)
         return actions
 
     def _region_restored(self, event: RegionRestored, now_ms: int) -> list[CoordinatorAction]:
-        # A late word of an earlier restore says nothing of those that were restored again since.
-        back = {operator for operator in event.operators if event.generation >= self._generations[operator]}
-        self._lost -= back
+        # A late event of an earlier restore does not concern operators that were restored again since.
+        restored = {operator for operator in event.operators if event.generation >= self._generations[operator]}
+        self._lost -= restored
         self._generation = max(self._generation, event.generation)
-        for operator in sorted(back):
+        for operator in sorted(restored):
             self._generations[operator] = event.generation
             self._publisher.restarted(operator, now_ms)
         return [*self._publish(now_ms), *self._take_up_postponed(now_ms)]
-
-    def _pin_changed(self, event: PinChanged, now_ms: int) -> list[CoordinatorAction]:
-        if event.is_pinned:
-            self._pins.add(event.epoch)
-        else:
-            self._pins.discard(event.epoch)
-        return self._release(now_ms)
 
     def _acked(self, ack: OperatorAck) -> list[CoordinatorAction]:
         epoch = self._pending.get(ack.epoch)
@@ -456,14 +356,13 @@ class Coordinator:
         epoch = min(ready, key=lambda one: one.epoch)
         inherited = [one for one in self._pending.values() if one.is_inherited and one.epoch < epoch.epoch]
         if inherited:
-            # An earlier coordinator may complete them yet. Not before it is barred can one say which epoch came before.
-            return [action for one in inherited if _expires(one) for action in self._subsume(one, epoch)]
+            # An earlier coordinator may still complete them. Which epoch precedes this one is known once it cannot.
+            return [action for one in inherited if can_expire(one) for action in self._subsume(one, epoch)]
         epoch.move(EpochState.COMPLETING)
-        previous = self._complete[-1].epoch if self._complete else NO_EPOCH
         return [
             StoreManifest(
                 epoch=epoch.epoch,
-                previous_epoch=previous,
+                previous_epoch=self._complete.newest,
                 started_ms=epoch.started_ms,
                 acks=epoch.merged_acks(),
                 is_inherited=epoch.is_inherited,
@@ -471,7 +370,7 @@ class Coordinator:
         ]
 
     def _subsume(self, earlier: PendingEpoch, by: PendingEpoch) -> list[CoordinatorAction]:
-        """Whoever waits for the earlier one gets what they asked for, and more, from the later one."""
+        """Requests that wait for the earlier epoch are answered by the later one, which covers it."""
         by.requests += earlier.requests
         earlier.requests.clear()
         return self._abort(earlier, f"subsumed by epoch {by.epoch}")
@@ -486,18 +385,18 @@ class Coordinator:
 
     def _manifest_stored(self, event: ManifestStored, now_ms: int) -> list[CoordinatorAction]:
         epoch, found = self._pending.get(event.epoch), event.found
-        # An abort under way only gives in to a manifest that was found.
+        # Only a manifest that was found ends an abort under way.
         awaited = (EpochState.COMPLETING, EpochState.ABORTING) if found else (EpochState.COMPLETING,)
         if epoch is None or epoch.state not in awaited:
             return []
-        newest = self._complete[-1].epoch if self._complete else NO_EPOCH
-        # One that was found may name an older one before it: its coordinator did not know of ours. That does no harm:
-        # its records hold all that was staged since, and the permit begins after the one that came before it here.
+        newest = self._complete.newest
+        # A found manifest may name an older predecessor: its coordinator did not know the newest one here. That does no
+        # harm: its records hold all output staged since, and the permit begins after the predecessor known here.
         if event.epoch < newest or (found and found.previous_epoch > newest):
             raise InvariantViolation(f"epoch {event.epoch} was completed beside epoch {newest}", epoch=event.epoch)
         epoch.move(EpochState.COMPLETED)
         del self._pending[event.epoch]
-        self._complete.append(
+        self._complete.add(
             CompleteEpoch(
                 epoch=event.epoch,
                 generation=found.generation if found else self._generation,
@@ -506,13 +405,13 @@ class Coordinator:
                 completed_ms=event.completed_ms or now_ms,
             )
         )
-        self._awaiting_publication.update(dict.fromkeys(epoch.requests, event.epoch))
+        self._requests.await_publication(epoch.requests, event.epoch)
         actions: list[CoordinatorAction] = [self._announcement(event.epoch, completed=True)]
-        # What a later complete epoch covers is of no use any more.
-        for earlier in [p for p in self._pending.values() if p.epoch < event.epoch and _expires(p)]:
+        # A later complete epoch covers the earlier pending ones: they are no longer needed.
+        for earlier in [p for p in self._pending.values() if p.epoch < event.epoch and can_expire(p)]:
             actions += self._subsume(earlier, epoch)
-        self._awaiting_publication.update(dict.fromkeys(epoch.requests, event.epoch))
-        actions += self._succeeded()
+        self._requests.await_publication(epoch.requests, event.epoch)
+        actions += self._health.succeeded()
         actions += self._store_next_manifest()
         actions += self._publish(now_ms)
         actions += self._answers()
@@ -530,10 +429,7 @@ class Coordinator:
             return []
         epoch.move(EpochState.ABORTED)
         del self._pending[number]
-        answers = [
-            AnswerRequest(request=request, epoch=number, completed=False, reason=epoch.abort_reason)
-            for request in epoch.requests
-        ]
+        answers = [refusal(request, epoch.abort_reason, number) for request in epoch.requests]
         return [
             self._announcement(number, completed=False),
             *answers,
@@ -546,68 +442,26 @@ class Coordinator:
         return AnnounceClosed(epoch=epoch, completed=completed, operator=self._topology.alone)
 
     def _failed(self, epoch: PendingEpoch) -> list[CoordinatorAction]:
-        if epoch.is_excused or self._is_complete_from(epoch.epoch):
-            return []  # or a later one covers it
-        self._failures += 1
-        tolerable = self._settings.tolerable_failures
-        if not self._is_healthy or tolerable is None or self._failures <= tolerable:
-            return []
-        self._is_healthy = False
-        return [ReportHealth(is_healthy=False, failures=self._failures, reason=epoch.abort_reason)]
-
-    def _is_complete_from(self, epoch: Epoch) -> bool:
-        return bool(self._complete) and self._complete[-1].epoch > epoch
-
-    def _succeeded(self) -> list[CoordinatorAction]:
-        self._failures = 0
-        if self._is_healthy:
-            return []
-        self._is_healthy = True
-        return [ReportHealth(is_healthy=True, failures=0)]
+        if epoch.is_excused or self._complete.newest > epoch.epoch:
+            return []  # excused, or a later epoch covers it
+        return [*self._health.failed(epoch.abort_reason)]
 
     def _ended(self, now_ms: int) -> list[CoordinatorAction]:
         self._settings.trigger.ended(now_ms)
         return self._take_up_postponed(now_ms)
 
     def _take_up_postponed(self, now_ms: int) -> list[CoordinatorAction]:
-        # The first begins an epoch; those after it join that epoch as long as it has not sent its barriers.
-        postponed = self._settings.trigger.take_postponed()
-        return [action for request in postponed for action in self._requested(request, now_ms)]
+        # The first request begins an epoch; the others join it as long as its barriers are not sent.
+        return [action for request in self._requests.take_postponed() for action in self._requested(request, now_ms)]
 
-    # ------------------------------------------------------------------ publishing and letting go
+    # ------------------------------------------------------------------ publishing and releasing
 
     def _publish(self, now_ms: int) -> list[CommitSink]:
-        return self._publisher.due(self._complete, now_ms, pins=self._pins)
+        return self._complete.publish(now_ms)
 
     def _answers(self) -> list[CoordinatorAction]:
-        everywhere = self._publisher.published_everywhere(self._complete)
-        done = {request: epoch for request, epoch in self._awaiting_publication.items() if epoch <= everywhere}
-        for request in done:
-            del self._awaiting_publication[request]
-        return [AnswerRequest(request=request, epoch=epoch, completed=True) for request, epoch in done.items()]
+        return [*self._requests.published(self._complete.published_everywhere())]
 
     def _release(self, now_ms: int) -> list[CoordinatorAction]:
-        """Old epochs may go once every sink has published them and nobody holds on to them."""
-        drop = self._settings.retention.expendable(
-            self._complete,
-            published_everywhere=self._publisher.published_everywhere(self._complete),
-            pins=self._pins,
-            now_ms=now_ms,
-        )
-        if not drop:
-            return []
-        self._complete = [item for item in self._complete if item.epoch not in drop]
         open_from = min(self._pending, default=Epoch(self._numbers.last + 1))
-        retained = tuple(item.epoch for item in self._complete)
-        return [ReleaseEpochs(drop=drop, retained=retained, open_from=open_from)]
-
-
-def _in_short(subtasks: list[Subtask]) -> str:
-    """At most a few: there may be thousands."""
-    shown = ", ".join(str(subtask) for subtask in subtasks[:_SUBTASKS_SHOWN])
-    return f"[{shown}]" if len(subtasks) <= _SUBTASKS_SHOWN else f"[{shown}, … {len(subtasks)} in all]"
-
-
-def _expires(epoch: PendingEpoch) -> bool:
-    """Whether it may still be given up. A completing one may not: its manifest may be stored at this very moment."""
-    return epoch.state in (EpochState.RECORDING, EpochState.COLLECTING)
+        return [*self._complete.release(now_ms, open_from)]

@@ -1,4 +1,4 @@
-"""One epoch on its way: who has yet to acknowledge, and what state it is in.
+"""One pending epoch: which operators have yet to acknowledge, and the epoch's state.
 
 Pending and complete are different things: a ``PendingEpoch`` never becomes readable; only a stored manifest does.
 """
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cutline.errors import InvariantViolation
+from cutline.model.cut import BarrierTerms, OperatorAck
 from cutline.model.ids import BatchId, Epoch, Generation, OperatorId, Subtask
-from cutline.protocol.messages.coordinator import BarrierTerms, OperatorAck
 
 
 class EpochState(enum.Enum):
-    """Where an epoch stands. The values are what people read."""
+    """The state of an epoch. The values are shown to users."""
 
-    RECORDING = "recording"  # being made durable; no barrier has left
-    COLLECTING = "collecting"  # barriers are under way, acknowledgements come in
-    COMPLETING = "completing"  # all are there; the manifest is being created
+    RECORDING = "recording"  # its start is being stored; no barrier has been sent
+    COLLECTING = "collecting"  # barriers move through the flow, operators acknowledge
+    COMPLETING = "completing"  # all have acknowledged; the manifest is being created
     COMPLETED = "completed"  # the manifest exists
-    ABORTING = "aborting"  # given up; being made durable
+    ABORTING = "aborting"  # given up; the abort is being stored
     ABORTED = "aborted"
 
 
@@ -29,9 +29,9 @@ class EpochState(enum.Enum):
 MOVES: Mapping[EpochState, frozenset[EpochState]] = {
     EpochState.RECORDING: frozenset({EpochState.COLLECTING, EpochState.ABORTING}),
     EpochState.COLLECTING: frozenset({EpochState.COMPLETING, EpochState.ABORTING}),
-    # Aborted from here only when the store says that the manifest was certainly not created.
+    # Aborted from here only when the store reports that the manifest was certainly not created.
     EpochState.COMPLETING: frozenset({EpochState.COMPLETED, EpochState.ABORTING}),
-    # Complete after all when an earlier coordinator turns out to have stored the manifest.
+    # Complete after all when an earlier coordinator has stored the manifest.
     EpochState.ABORTING: frozenset({EpochState.ABORTED, EpochState.COMPLETED}),
     EpochState.COMPLETED: frozenset(),
     EpochState.ABORTED: frozenset(),
@@ -39,7 +39,7 @@ MOVES: Mapping[EpochState, frozenset[EpochState]] = {
 
 
 class AckOutcome(enum.Enum):
-    """What became of an acknowledgement."""
+    """How an acknowledgement was counted."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -52,25 +52,25 @@ class PendingEpoch:
     """The tally: subtask → operator → flow."""
 
     epoch: Epoch
-    #: Of each operator: what is said in another one counts for nothing.
+    #: Of each operator: messages of another generation do not count.
     generations: Mapping[OperatorId, Generation]
     terms: BarrierTerms
-    #: When it began as this coordinator's clock goes; ``terms`` may hold the time of an earlier one's.
+    #: When it began, by this coordinator's clock; ``terms`` may hold the time of an earlier coordinator's clock.
     started_ms: int
     #: An earlier coordinator began it.
     is_inherited: bool = False
-    #: Still to acknowledge, per operator. An operator without any left is complete. Tracks who, not how many.
+    #: Per operator, the subtasks that have yet to acknowledge; without any left it is complete. Sets, not counts.
     awaiting: dict[OperatorId, set[Subtask]]
-    #: Those with an entry left in ``awaiting``: who is complete is known without looking at everybody.
+    #: The operators with subtasks left in ``awaiting``: completeness is known without a scan of all operators.
     incomplete: set[OperatorId] = field(init=False)
-    #: What each operator has said, in one message or in several.
+    #: The acknowledgements of each operator, one or several messages.
     parts: dict[OperatorId, list[OperatorAck]] = field(default_factory=dict)
     state: EpochState = EpochState.RECORDING
     requests: list[str] = field(default_factory=list)
     abort_reason: str = ""
-    #: Given up for a reason that has nothing to do with checkpoints; it does not count towards the flow's health.
+    #: Aborted for a reason unrelated to checkpoints; it does not count towards the flow's health.
     is_excused: bool = False
-    #: When those that are missing are asked next, and how often they were.
+    #: When the missing operators are asked next, and how often they were asked.
     ask_at_ms: int = 0
     asked: int = 0
 
@@ -78,7 +78,7 @@ class PendingEpoch:
         self.incomplete = {operator for operator, subtasks in self.awaiting.items() if subtasks}
 
     def move(self, to: EpochState) -> None:
-        """Go to the next state, if the table allows it."""
+        """Move to the next state, if the table allows it."""
         if to not in MOVES[self.state]:
             raise InvariantViolation(f"epoch cannot go from {self.state.value} to {to.value}", epoch=self.epoch)
         self.state = to
@@ -95,7 +95,7 @@ class PendingEpoch:
             return AckOutcome.DUPLICATE
         known = self.parts.setdefault(ack.operator, [])
         if known and known[0].record_sha256 != ack.record_sha256:
-            return AckOutcome.DUPLICATE  # of a snapshot that was taken again; the first one is as good
+            return AckOutcome.DUPLICATE  # of a snapshot that was taken again; the first one counts
         awaiting -= fresh
         if not awaiting:
             self.incomplete.discard(ack.operator)
@@ -120,5 +120,5 @@ class PendingEpoch:
         return not self.incomplete
 
     def missing(self) -> dict[OperatorId, list[Subtask]]:
-        """Who has not acknowledged, for people."""
+        """The operators and subtasks that have not acknowledged."""
         return {operator: sorted(self.awaiting[operator]) for operator in self.awaiting if operator in self.incomplete}

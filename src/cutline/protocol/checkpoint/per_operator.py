@@ -1,8 +1,8 @@
 """Per-operator mode: every operator is checkpointed by itself, at its own interval.
 
-No line is drawn across the flow. Each operator has a coordinator of its own, as if it were a flow of one; they share
-the epoch numbers and nothing else. What holds the flow together are the logs: an operator that goes back to its own
-snapshot runs again exactly the batches that stand in its log; what they put out is there already, and dropped.
+No cut spans the flow. Each operator has its own coordinator, as if it were a flow of one; the coordinators share only
+the epoch numbers. The logs keep the flow consistent: an operator that is restored to its own snapshot runs exactly the
+batches in its log again; their output is in the log already, so the new output is discarded.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import assert_never
 
 from cutline.errors import InvariantViolation
 from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
-from cutline.protocol.checkpoint.coordinator import Coordinator, EpochNumbers, StoredPending
+from cutline.protocol.checkpoint.coordinator import Coordinator
 from cutline.protocol.checkpoint.pending_epoch import AckOutcome, PendingEpoch
+from cutline.protocol.checkpoint.setup import EpochNumbers, StoredPending
 from cutline.protocol.messages.coordinator import (
     AbortStored,
     AnswerRequest,
@@ -23,26 +24,28 @@ from cutline.protocol.messages.coordinator import (
     CoordinatorEvent,
     ManifestRefused,
     ManifestStored,
-    OperatorAcked,
-    OperatorStarted,
     PendingStored,
     PinChanged,
-    ProgressMade,
     RegionLost,
     RegionRestored,
     ReleaseEpochs,
     ReportHealth,
+)
+from cutline.protocol.messages.time import TimePassed
+from cutline.protocol.messages.wire import (
+    OperatorAcked,
+    OperatorStarted,
+    ProgressMade,
     SinkCommitFailed,
     SinkCommitted,
     SnapshotFailed,
-    TimePassed,
 )
 from cutline.protocol.publish.publishing import CompleteEpoch
 
 
 @dataclass(slots=True)
 class _Request:
-    """A checkpoint that a person wants of every operator."""
+    """A requested checkpoint of every operator."""
 
     awaiting: set[OperatorId]
     epoch: Epoch = NO_EPOCH
@@ -50,7 +53,7 @@ class _Request:
 
 
 class PerOperatorCoordinator:
-    """Looks like the coordinator of one flow, and is one for each of its operators."""
+    """Has the interface of a flow's coordinator, and delegates to one coordinator per operator."""
 
     def __init__(self, parts: Mapping[OperatorId, Coordinator], numbers: EpochNumbers) -> None:
         self._parts = dict(parts)
@@ -106,11 +109,11 @@ class PerOperatorCoordinator:
     # ------------------------------------------------------------------ the doors
 
     def start(self, pending: Iterable[StoredPending], *, now_ms: int) -> list[CoordinatorAction]:
-        """Take up what an earlier incarnation left, each part its own."""
+        """Continue the work of an earlier process, each part its own."""
         left: dict[OperatorId, list[StoredPending]] = {}
         for stored in pending:
             if stored.terms.alone not in self._parts:
-                raise InvariantViolation("a pending epoch is of no operator of this flow", epoch=stored.epoch)
+                raise InvariantViolation("a pending epoch belongs to no operator of this flow", epoch=stored.epoch)
             left.setdefault(stored.terms.alone, []).append(stored)
         actions = [
             action for name, part in self._parts.items() for action in part.start(left.get(name, ()), now_ms=now_ms)
@@ -118,7 +121,7 @@ class PerOperatorCoordinator:
         return self._joined(actions)
 
     def handle(self, event: CoordinatorEvent, *, now_ms: int) -> list[CoordinatorAction]:
-        """Take in one event and say what is to be done about it."""
+        """Handle one event and return the actions to perform."""
         return self._joined(
             [action for name, own in self._addressed(event) for action in self._parts[name].handle(own, now_ms=now_ms)]
         )
@@ -131,14 +134,14 @@ class PerOperatorCoordinator:
         deadlines = [part.next_deadline_ms(now_ms=now_ms) for part in self._parts.values()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    # ------------------------------------------------------------------ who is meant
+    # ------------------------------------------------------------------ the parts that an event concerns
 
     def _addressed(self, event: CoordinatorEvent) -> list[tuple[OperatorId, CoordinatorEvent]]:
         match event:
             case OperatorAcked():
                 return [(event.ack.operator, event)]
             case OperatorStarted():
-                # What is pending of others is neither its concern nor closed.
+                # Pending epochs of other operators do not concern it and are not closed.
                 others = [name for name in self._parts if name != event.operator]
                 open_elsewhere = {epoch for name in others for epoch in self._parts[name].pending}
                 own = tuple(epoch for epoch in event.open_epochs if epoch not in open_elsewhere)
@@ -169,7 +172,7 @@ class PerOperatorCoordinator:
             case _:
                 assert_never(event)
 
-    # ------------------------------------------------------------------ what all of them together say
+    # ------------------------------------------------------------------ actions of all parts, joined
 
     def _joined(self, actions: Iterable[CoordinatorAction]) -> list[CoordinatorAction]:
         joined: list[CoordinatorAction] = []
@@ -185,7 +188,7 @@ class PerOperatorCoordinator:
                 case _:
                     joined.append(action)
         if drop:
-            # In one: what one part retains, another may have let go of in the same moment.
+            # One joint release: an epoch retained by one part may be released by another at the same moment.
             retained = tuple(one.epoch for one in self.complete)
             open_from = min(self.pending, default=Epoch(self._numbers.last + 1))
             joined.append(ReleaseEpochs(drop=tuple(sorted(drop)), retained=retained, open_from=open_from))
@@ -198,7 +201,7 @@ class PerOperatorCoordinator:
         return [action]
 
     def _answer(self, action: AnswerRequest) -> list[AnswerRequest]:
-        """One answer for all operators, when the last of them has given its own."""
+        """One answer for all operators, once every operator has answered."""
         name, _, operator = action.request.partition(_SEPARATOR)
         request = self._requests[name]
         request.awaiting.discard(OperatorId(operator))
@@ -219,5 +222,5 @@ def _own(request: str, operator: OperatorId) -> str:
     return f"{request}{_SEPARATOR}{operator}"
 
 
-#: What coordinates a flow, whichever way.
+#: The coordinator of a flow, in either mode.
 FlowCoordinator = Coordinator | PerOperatorCoordinator

@@ -5,41 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cutline.model.ids import OperatorId
-from cutline.protocol.messages.coordinator import CheckpointRequested, ProgressMade
-
-#: Most requests that wait for room; one more is refused.
-POSTPONED_LIMIT = 256
+from cutline.protocol.messages.wire import ProgressMade
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerSettings:
-    """0 switches a trigger off."""
+    """The triggers of a flow; 0 switches one off."""
 
     interval_ms: int
     min_pause_ms: int = 0
     max_concurrent: int = 1
-    #: So many batches or rows of the sources since the last checkpoint began.
+    #: This many batches or rows of the sources since the last checkpoint began.
     every_batches: int = 0
     every_rows: int = 0
     #: Whenever all watermarks have passed another multiple of this.
     event_time_ms: int = 0
-    #: The timer's interval while a channel has no room; 0: as always.
+    #: The timer's interval while a channel has no room; 0: unchanged.
     backlog_interval_ms: int = 0
 
     def needs_progress(self) -> bool:
-        """Whether anybody asks how far the operators are."""
+        """Whether a trigger depends on the operators' progress."""
         return bool(self.every_batches or self.every_rows or self.event_time_ms or self.backlog_interval_ms)
 
 
 class TriggerPolicy:
-    """Decides; performs nothing."""
+    """Decides when a checkpoint is due; it begins none itself."""
 
     def __init__(self, settings: TriggerSettings, *, first_ms: int = 0) -> None:
         """``first_ms``: when the timer starts running."""
         self._settings = settings
         self._timer_began_ms = first_ms
         self._pause_until_ms = 0
-        self._postponed: list[CheckpointRequested] = []
         self._batches = 0
         self._rows = 0
         self._watermarks: dict[OperatorId, int] = {}
@@ -53,7 +49,7 @@ class TriggerPolicy:
         return pending < self._settings.max_concurrent
 
     def is_due(self, now_ms: int, pending: int) -> bool:
-        """Whether a checkpoint is to be begun now."""
+        """Whether a checkpoint is due now."""
         return self.has_room(pending) and now_ms >= self._pause_until_ms and self._wants(now_ms)
 
     def next_due_ms(self, now_ms: int, pending: int) -> int | None:
@@ -114,14 +110,3 @@ class TriggerPolicy:
 
     def ended(self, now_ms: int) -> None:
         self._pause_until_ms = now_ms + self._settings.min_pause_ms
-
-    def postpone(self, request: CheckpointRequested) -> bool:
-        """Keep a request until there is room; False if too many wait already."""
-        if len(self._postponed) >= POSTPONED_LIMIT:
-            return False
-        self._postponed.append(request)
-        return True
-
-    def take_postponed(self) -> list[CheckpointRequested]:
-        taken, self._postponed = self._postponed, []
-        return taken

@@ -12,43 +12,41 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from cutline.errors import InvariantViolation
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, OperatorId, Position
 from cutline.protocol.cut.gate import InputGate
-from cutline.protocol.messages.coordinator import (
-    AckRequested,
+from cutline.protocol.messages.agent import (
     AgentAction,
     AgentEvent,
     AppendBarrier,
     BarrierAppeared,
-    BarrierRequested,
-    BarrierTerms,
     BatchAppended,
     DataAppeared,
-    EpochClosed,
     ReportFailure,
     ResendAck,
     SetGate,
     TakeSnapshot,
-    TimePassed,
 )
+from cutline.protocol.messages.time import TimePassed
+from cutline.protocol.messages.wire import AckRequested, BarrierRequested, EpochClosed
 
-#: Epochs further behind the newest closed one than this are taken as closed without being remembered one by one.
+#: Epochs further behind the newest closed one than this count as closed without being remembered one by one.
 CLOSED_EPOCHS_REMEMBERED = 4096
 
 
 class CutState(enum.Enum):
-    """Where one operator stands with one epoch. The values are what people read."""
+    """The state of one epoch at one operator. The values are shown to users."""
 
     UNSEEN = "unseen"  # no barrier has appeared here
-    ALIGNING = "aligning"  # a barrier has; the gate holds that input
+    ALIGNING = "aligning"  # a barrier has appeared; the gate holds that input
     CUT = "cut"  # the operator's own barrier is in its log; the snapshot is taken and acknowledged
-    MISSED = "missed"  # given up here: it read on without a cut, and will never cut for this epoch
+    MISSED = "missed"  # given up by the operator: it read on without a cut, and never cuts for this epoch
     CLOSED = "closed"  # complete or aborted
 
 
 #: Every legal move. A pair that is not here is a bug in the agent.
 MOVES: Mapping[CutState, frozenset[CutState]] = {
-    # Cut at once by a source, by an unaligned operator, and by one that has read everything up to the barrier.
+    # A source, an unaligned operator, and an operator that has read everything up to the barrier cut immediately.
     CutState.UNSEEN: frozenset({CutState.ALIGNING, CutState.CUT, CutState.MISSED, CutState.CLOSED}),
     CutState.ALIGNING: frozenset({CutState.CUT, CutState.MISSED, CutState.CLOSED}),
     CutState.CUT: frozenset({CutState.CLOSED}),
@@ -56,18 +54,28 @@ MOVES: Mapping[CutState, frozenset[CutState]] = {
     CutState.CLOSED: frozenset(),
 }
 
-#: Stands for "as the barrier says".
+#: Means "the limit that the barrier names".
 AS_FLOW = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCut:
-    """A cut that the agent finds in its own log when it starts: the logs are the truth, memory is not needed."""
+    """A cut that the agent finds in its own log when it starts: the logs are the truth, not memory."""
 
     epoch: Epoch
     batch: BatchId
     positions: Mapping[OperatorId, Position]
     aligned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlignmentLimits:
+    """How long one operator waits for alignment."""
+
+    #: Its own limit, which overrides the barrier's unless that is binding. None: it waits without limit.
+    own_ms: int | None = AS_FLOW
+    #: After this time it gives the epoch up by itself, so that it never waits for a dead coordinator.
+    give_up_ms: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,27 +103,23 @@ class Agent:
         last_batch: BatchId = NO_BATCH,
         positions: Mapping[OperatorId, Position] | None = None,
         found_cuts: Iterable[FoundCut] = (),
-        own_limit_ms: int | None = AS_FLOW,
-        patience_ms: int | None = None,
+        limits: AlignmentLimits | None = None,
     ) -> None:
-        """``last_epoch``: highest epoch ever given out; those up to it that are not in ``open_epochs`` are over.
+        """``last_epoch``: the highest epoch ever begun; those up to it that are not in ``open_epochs`` are closed.
 
-        ``own_limit_ms``: this operator's alignment limit, whatever the barriers say (unless they are binding).
-        ``patience_ms``: after so long an alignment the operator gives the epoch up by itself, so that it never waits
-        for a coordinator that is gone.
+        ``last_batch``, ``positions`` and ``found_cuts`` come from its own log.
         """
         self.operator = operator
-        self._own_limit_ms = own_limit_ms
-        self._patience_ms = patience_ms
+        self._limits = limits or AlignmentLimits()
         self.last_batch = last_batch
         self._positions = {channel: (positions or {}).get(channel, START) for channel in inputs}
         self._gates = {channel: InputGate(position) for channel, position in self._positions.items()}
         self._admitted: dict[OperatorId, Position] = {}
-        #: Epochs up to the floor are over unless named in _open_below_floor.
+        #: Epochs up to the floor are closed unless named in _open_below_floor.
         self._floor = last_epoch
         self._open_below_floor = set(open_epochs)
         self._closed: set[Epoch] = set()
-        #: Disjoint from one another: an epoch is aligning, cut, or missed, or none of these.
+        #: Disjoint: an epoch is aligning, cut, missed, or none of these.
         self._aligning: dict[Epoch, _Alignment] = {}
         self._missed: dict[Epoch, str] = {}
         self._found_cuts = tuple(found_cuts)
@@ -125,12 +129,12 @@ class Agent:
     # ------------------------------------------------------------------ the one door
 
     def start(self) -> list[AgentAction]:
-        """Finish what an earlier incarnation began: snapshots of cuts that are in the log and still open."""
+        """Finish what an earlier process began: snapshots of cuts that are in the log and still open."""
         return [
             TakeSnapshot(
                 epoch=cut.epoch,
                 batch=cut.batch,
-                # A cut before the first batch has no entry that names positions; it has read nothing of any input.
+                # A cut before the first batch has no entry with positions: the operator has read nothing yet.
                 positions={channel: cut.positions.get(channel, START) for channel in self._gates},
                 aligned=cut.aligned,
                 alignment_ms=0,
@@ -140,7 +144,7 @@ class Agent:
         ]
 
     def handle(self, event: AgentEvent, *, now_ms: int) -> list[AgentAction]:
-        """Take in one event and say what is to be done about it."""
+        """Handle one event and return the actions to perform."""
         actions: list[AgentAction] = []
         match event:
             case BarrierRequested():
@@ -152,10 +156,10 @@ class Agent:
             case DataAppeared():
                 self._gate(event.channel).data_appeared(event.seq, has_rows=event.has_rows)
             case BarrierAppeared():
-                # What another operator cuts for alone is nothing to wait for.
+                # A barrier of an operator that cuts alone concerns no other operator.
                 uncut = event.terms.alone is None and self._is_uncut(event.epoch)
                 if not self._gate(event.channel).barrier_appeared(event.seq, event.epoch, is_uncut=uncut):
-                    actions.extend(self._miss(event.epoch, "an earlier life of the operator had given it up"))
+                    actions.extend(self._miss(event.epoch, "an earlier process of the operator had given it up"))
                 elif uncut:
                     actions.extend(self._begin_alignment(event.epoch, event.terms, now_ms))
             case BatchAppended():
@@ -181,13 +185,13 @@ class Agent:
         first = self._aligning[min(self._aligning)]
         is_limited = first.limit_ms is not None and self._has_caught_up()
         deadlines = [first.since_ms + (first.limit_ms or 0)] if is_limited else []
-        if self._patience_ms is not None:
-            # Any of them may be given up; a later epoch's barrier may have been the first to appear.
-            deadlines.append(min(one.since_ms for one in self._aligning.values()) + self._patience_ms)
+        if self._limits.give_up_ms is not None:
+            # Any epoch may be given up; the barrier of a later epoch may have appeared first.
+            deadlines.append(min(one.since_ms for one in self._aligning.values()) + self._limits.give_up_ms)
         return min(deadlines, default=None)
 
     def state_of(self, epoch: Epoch) -> CutState:
-        """Where this operator stands with an epoch."""
+        """The state of an epoch at this operator."""
         if not self._is_open(epoch):
             return CutState.CLOSED
         if epoch in self._missed:
@@ -201,11 +205,11 @@ class Agent:
         return bool(self._aligning)
 
     def unsettled(self) -> tuple[Epoch, ...]:
-        """The epochs that have reached this operator and whose end it has not heard of."""
+        """The epochs that have reached this operator and that it does not know to be closed."""
         return tuple(sorted({*self._aligning, *self._cut, *self._missed}))
 
     def aligning(self) -> Mapping[Epoch, tuple[OperatorId, ...]]:
-        """Per epoch being aligned: the inputs whose barrier has not been reached. For people who wait."""
+        """Per epoch being aligned: the inputs whose barrier the operator has not reached. For the status."""
         return {
             epoch: tuple(channel for channel in self._gates if not self._stands_at_barrier(channel, epoch))
             for epoch in self._aligning
@@ -218,7 +222,7 @@ class Agent:
             return self._gates[channel]
         except KeyError:
             raise InvariantViolation(
-                "entry of a channel that is no input", operator=self.operator, channel=channel
+                "entry of a channel that is not an input", operator=self.operator, channel=channel
             ) from None
 
     def _begin_alignment(self, epoch: Epoch, terms: BarrierTerms, now_ms: int) -> list[AgentAction]:
@@ -228,15 +232,15 @@ class Agent:
             return self._miss(epoch, f"epoch {self._last_cut} was cut before it")
         if terms.alone is not None:
             limit_ms: int | None = 0
-        elif terms.is_binding or self._own_limit_ms == AS_FLOW:
+        elif terms.is_binding or self._limits.own_ms == AS_FLOW:
             limit_ms = terms.alignment_limit_ms
         else:
-            limit_ms = self._own_limit_ms
+            limit_ms = self._limits.own_ms
         self._aligning[epoch] = _Alignment(since_ms=now_ms, limit_ms=limit_ms, terms=terms)
         return []
 
     def _miss(self, epoch: Epoch, reason: str) -> list[AgentAction]:
-        """Never cut for this epoch: it cannot complete, and the gate need not hold anything for it."""
+        """Never cut for this epoch: it cannot complete, so the gates need not hold any input for it."""
         self._missed[epoch] = reason
         self._aligning.pop(epoch, None)
         for gate in self._gates.values():
@@ -244,10 +248,12 @@ class Agent:
         return [ReportFailure(epoch=epoch, reason=reason)]
 
     def _give_up_what_lasts(self, now_ms: int) -> list[AgentAction]:
-        if self._patience_ms is None:
+        if self._limits.give_up_ms is None:
             return []
-        lasting = [e for e, alignment in self._aligning.items() if now_ms - alignment.since_ms >= self._patience_ms]
-        reason = f"no alignment within {self._patience_ms} ms"
+        lasting = [
+            e for e, alignment in self._aligning.items() if now_ms - alignment.since_ms >= self._limits.give_up_ms
+        ]
+        reason = f"no alignment within {self._limits.give_up_ms} ms"
         return [action for epoch in lasting for action in self._miss(epoch, reason)]
 
     def _answer(self, epoch: Epoch) -> list[AgentAction]:
@@ -258,7 +264,7 @@ class Agent:
         return []
 
     def check(self, event: BatchAppended) -> None:
-        """Raise if this batch must not be appended: out of order, or read past the gate. To be asked before it is."""
+        """Raise if this batch must not be appended: it is out of order or has read past the gate. Call it before."""
         if event.batch > self.last_batch + 1:
             raise InvariantViolation(f"batch {event.batch} comes after batch {self.last_batch}", operator=self.operator)
         for channel, position in event.positions.items():
@@ -292,7 +298,7 @@ class Agent:
         actions: list[AgentAction] = []
         if not self._has_caught_up():
             return actions
-        # In the order of epochs, so that barriers stand in the log in that order: the first to wait holds the rest.
+        # In the order of epochs, so that the log has barriers in that order: the first to wait holds up the rest.
         for epoch in sorted(self._aligning):
             alignment = self._aligning[epoch]
             aligned = all(self._stands_at_barrier(channel, epoch) for channel in self._gates)

@@ -16,24 +16,24 @@ class InputGate:
     """What one operator knows about one input channel."""
 
     def __init__(self, read_up_to: Position = START) -> None:
-        #: After the last entry with rows that has appeared, and never below what was read before this gate was made.
+        #: After the last entry with rows that has appeared; never below what was read before this gate existed.
         self.end: Position = read_up_to
         self._read_before = read_up_to
         #: Next sequence number expected; logs are gap-free, so anything below was seen before. None: nothing seen yet,
         #: and the log may begin anywhere, since it may have been truncated.
         self._next_seq: Position | None = None
-        #: Open barriers this operator has not cut for: epoch → position a batch must end at to stand at the barrier.
+        #: Open barriers this operator has not cut for: epoch → position where a batch must end to reach the barrier.
         self._uncut: dict[Epoch, Position] = {}
 
     def data_appeared(self, seq: Position, *, has_rows: bool) -> None:
-        """A data entry is in the log. Seen before: nothing changes."""
+        """A data entry is in the log. One seen before changes nothing."""
         if self._is_new(seq) and has_rows:
             self.end = max(self.end, Position(seq + 1))
 
     def barrier_appeared(self, seq: Position, epoch: Epoch, *, is_uncut: bool) -> bool:
         """A barrier is in the log; ``is_uncut``: it is open and this operator has yet to cut for it.
 
-        False: an earlier life of the operator had given the epoch up and read on. It can never be cut for.
+        False: an earlier process of the operator had given the epoch up and read on. The operator can never cut for it.
         """
         if self._is_new(seq) and is_uncut:
             if seq < self._read_before:
@@ -44,7 +44,7 @@ class InputGate:
     def _is_new(self, seq: Position) -> bool:
         expected = seq if self._next_seq is None else self._next_seq
         if seq > expected:
-            # What is missing may be a barrier; going on without it would break the cut without a sound.
+            # The missing entry may be a barrier; continuing without it would silently break the cut.
             raise InvariantViolation(f"entry {seq} appeared where {expected} was expected")
         if seq < expected:
             return False
@@ -52,18 +52,18 @@ class InputGate:
         return True
 
     def has_caught_up(self) -> bool:
-        """Whether everything that was read before this gate was made has appeared again.
+        """Whether everything that was read before this gate existed has appeared again.
 
-        Until then a barrier that was read past may be among what has not: no cut is safe.
+        Until then the missing entries may include a barrier that was read past, so no cut is safe.
         """
         return self._read_before == START or (self._next_seq is not None and self._next_seq >= self._read_before)
 
     def release(self, epoch: Epoch) -> None:
-        """The operator has cut for the epoch, or the epoch is over."""
+        """The operator has cut for the epoch, or the epoch is closed."""
         self._uncut.pop(epoch, None)
 
     def barrier_position(self, epoch: Epoch) -> Position | None:
-        """Where a batch must end to stand at this uncut barrier; None if the barrier has not appeared."""
+        """Where a batch must end to reach this uncut barrier; None if the barrier has not appeared."""
         return self._uncut.get(epoch)
 
     def admit(self) -> Position:

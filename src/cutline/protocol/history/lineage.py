@@ -1,7 +1,7 @@
-"""Which generation's entry stands at which place of a channel's log.
+"""Which generation's entries are visible at which positions of a channel's log.
 
-A restore forks the log: the new generation goes on after the barrier, older entries stay readable through the
-lineage, and what a zombie writes into its own generation later is read by nobody.
+A restore forks the log: the new generation continues after the barrier, older entries stay readable through the
+lineage, and no reader sees what a zombie later writes into its own generation.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import Iterator
 import msgspec
 
 from cutline.errors import InvariantViolation
+from cutline.model.generation import Spans
 from cutline.model.ids import START, Generation, Position
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """From ``start`` on (up to the next span) entries are those of ``generation``."""
+    """From ``start`` up to the next span, the entries are those of ``generation``."""
 
     generation: Generation
     start: Position
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """Spans with strictly growing generations and never falling starts."""
+    """Spans with strictly ascending generations and starts that never decrease."""
 
     spans: tuple[Span, ...]
 
@@ -32,7 +33,7 @@ class Lineage(msgspec.Struct, frozen=True):
 
     @property
     def generation(self) -> Generation:
-        """The generation that writes now."""
+        """The generation that currently writes."""
         return self.spans[-1].generation
 
     def fork(self, generation: Generation, at: Position) -> Lineage:
@@ -43,14 +44,14 @@ class Lineage(msgspec.Struct, frozen=True):
         return Lineage(spans=(*kept, Span(generation, at)))
 
     def owner(self, seq: Position) -> Generation:
-        """Whose entry stands at this place."""
+        """The generation of the visible entry at this position."""
         for span in reversed(self.spans):
             if span.start <= seq:
                 return span.generation
         raise InvariantViolation(f"position {seq} lies before the lineage")
 
     def shows(self, generation: Generation, seq: Position) -> bool:
-        """Whether what a generation has written at this place is visible."""
+        """Whether a generation's entry at this position is visible."""
         return self.spans[0].start <= seq and self.owner(seq) == generation
 
     def ranges(self) -> Iterator[tuple[Generation, Position, Position | None]]:
@@ -58,3 +59,11 @@ class Lineage(msgspec.Struct, frozen=True):
         ends: list[Position | None] = [span.start for span in self.spans[1:]]
         for span, end in zip(self.spans, [*ends, None], strict=True):
             yield span.generation, span.start, end
+
+
+def lineage_of(spans: Spans) -> Lineage:
+    return Lineage(spans=tuple(Span(generation, start) for generation, start in spans))
+
+
+def spans_of(lineage: Lineage) -> Spans:
+    return [(span.generation, span.start) for span in lineage.spans]

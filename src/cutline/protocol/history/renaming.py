@@ -1,4 +1,4 @@
-"""Operators under other names: in the keys of records, in positions, and in what Spark itself has noted."""
+"""Renames operators in the keys of records, in positions, and in Spark's own offsets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TypeVar
 import msgspec
 
 from cutline.errors import ConfigError
+from cutline.model.checkpoint import OperatorRecord, SnapshotFile
 from cutline.model.ids import OperatorId
-from cutline.ports import OperatorRecord, SnapshotFile
 
 V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """What operators are called from now on; those that are missing here are dropped."""
+    """The new name of each operator; operators without one are dropped."""
 
     new_names: Mapping[OperatorId, OperatorId]
 
@@ -30,7 +30,7 @@ class Renaming:
         rename: Mapping[str, str],
         drop: Collection[str],
     ) -> Renaming:
-        """For a clone. ``inputs``: of every operator of the savepoint. Raises ConfigError for what cannot be meant."""
+        """For a clone. ``inputs``: of every operator of the savepoint. Raises ConfigError if it is contradictory."""
         known = ", ".join(inputs)
         for name in [*rename, *drop]:
             if name not in inputs:
@@ -55,7 +55,7 @@ class Renaming:
         return [self.new_names[name] for name in values if name in self.new_names]
 
     def offsets(self, content: bytes) -> bytes:
-        """Spark's own note of how far it has read each channel names the channel."""
+        """Spark's own record of how far it has read each channel names the channel."""
 
         def renamed(found: re.Match[bytes]) -> bytes:
             old = OperatorId(found[2].decode())
@@ -64,7 +64,7 @@ class Renaming:
         return re.sub(rb'(\{"channel"\s*:\s*")([^"]+)("\s*,\s*"position"\s*:\s*\d+\s*\})', renamed, content)
 
     def record(self, record: OperatorRecord, read: Callable[[SnapshotFile], bytes]) -> OperatorRecord:
-        """What an operator has stored, under the new names; ``read`` gives the content of a file that is a blob."""
+        """An operator's record under the new names; ``read`` returns the content of a file that is a blob."""
         return msgspec.structs.replace(
             record,
             operator=self.new_names[record.operator],

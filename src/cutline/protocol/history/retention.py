@@ -1,17 +1,18 @@
-"""Which complete checkpoints stay, and what they hold on to."""
+"""Which complete checkpoints stay, and what they need."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, OperatorId, Position
 from cutline.protocol.publish.publishing import CompleteEpoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """The newest ``count`` stay, and whatever is younger than ``age_ms`` (None: age keeps nothing)."""
+    """The newest ``count`` stay, and all younger than ``age_ms`` (None: age keeps none)."""
 
     count: int
     age_ms: int | None = None
@@ -19,10 +20,10 @@ class RetentionPolicy:
     def expendable(
         self, complete: Sequence[CompleteEpoch], *, published_everywhere: Epoch, pins: Collection[Epoch], now_ms: int
     ) -> tuple[Epoch, ...]:
-        """The epochs that may go, of ``complete`` in ascending order.
+        """The epochs to release, of ``complete`` in ascending order.
 
-        The newest one that every sink has published stays in any case: the epoch after it publishes what was staged
-        since, and only its record says since when.
+        The newest one that every sink has published always stays: the epoch after it publishes what was staged since,
+        and only its record says since when.
         """
         surplus = complete[: max(len(complete) - self.count, 0)]
         return tuple(
@@ -34,7 +35,7 @@ class RetentionPolicy:
         )
 
     def next_expiry_ms(self, complete: Sequence[CompleteEpoch], pins: Collection[Epoch], now_ms: int) -> int | None:
-        """When the next epoch becomes too old to be kept for its age alone; None if none will."""
+        """When the next epoch that stays only for its age becomes too old; None if there is none."""
         if self.age_ms is None:
             return None
         surplus = complete[: max(len(complete) - self.count, 0)]
@@ -46,7 +47,7 @@ class RetentionPolicy:
 class EpochNeeds:
     """What must stay for an epoch to be restorable."""
 
-    #: Whose snapshots it holds.
+    #: The operators whose snapshots it holds.
     operators: Collection[OperatorId]
     #: Per channel that they write or read: the lowest entry that a restore would need.
     channels: Mapping[OperatorId, Position]
@@ -64,9 +65,9 @@ class EpochNeeds:
 def truncation_points(
     retained: Iterable[EpochNeeds], touched_by: Mapping[OperatorId, Collection[OperatorId]]
 ) -> dict[OperatorId, Position]:
-    """Per channel: everything below may go, because no retained epoch needs it.
+    """Per channel: the position below which no retained epoch needs an entry.
 
-    ``touched_by``: who writes and reads each channel. One of them without any snapshot would begin at the beginning.
+    ``touched_by``: the writer and readers of each channel. One without a snapshot would begin at the beginning.
     """
     needs = list(retained)
     covered = {operator for need in needs for operator in need.operators}
@@ -78,8 +79,16 @@ def truncation_points(
 
 
 def unreachable(stored: Iterable[str], reached: Iterable[Collection[str]], claimed: Collection[str]) -> set[str]:
-    """Content that no complete epoch reaches and no pending one claims."""
+    """Content that no complete epoch reaches and no pending one references."""
     gone = set(stored)
     for content in reached:
         gone.difference_update(content)
     return gone - set(claimed)
+
+
+def needs_of(manifest: Manifest) -> EpochNeeds:
+    """What a restore to this epoch would read."""
+    return EpochNeeds.of(
+        {name: cut.barrier for name, cut in manifest.operators.items()},
+        [cut.positions for cut in manifest.operators.values()],
+    )

@@ -1,4 +1,4 @@
-"""The permit without which no sink publishes."""
+"""The permit: no sink publishes without one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from cutline.model.ids import NO_BATCH, BatchId, Epoch, FlowName, Generation, Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPermit:
-    """Says that the manifest of ``epoch`` is stored, and which batches the epoch publishes.
+    """States that the manifest of ``epoch`` is stored, and which batches the epoch publishes.
 
-    Only the coordinator makes one, and only when it handles ``ManifestStored`` (or finds the manifest at start).
+    Only the coordinator makes permits, when it handles ``ManifestStored`` or finds the manifest at a start.
     """
 
     flow: FlowName
@@ -33,8 +33,8 @@ class CommitPermit:
 class StagedOutput:
     """Which staged batches of an operator an epoch's record must hold: all since the newest complete epoch.
 
-    The outcome of the epochs in between is open, so their batches are bound again; the permit decides which epoch
-    publishes which batch.
+    The outcome of the epochs in between is open, so each record binds their batches again; the permit decides which
+    epoch publishes which batch.
     """
 
     def __init__(self, completed_batch: BatchId = NO_BATCH) -> None:
@@ -46,11 +46,11 @@ class StagedOutput:
         self._cuts[epoch] = batch
 
     def closed(self, epoch: Epoch, *, completed: bool) -> None:
-        """A complete epoch publishes what it holds; later ones need not hold it again."""
+        """A complete epoch publishes the batches it holds; later epochs need not hold them."""
         batch = self._cuts.pop(epoch, None)
         if completed and batch is not None:
             self._completed_batch = max(self._completed_batch, batch)
 
     def binds(self, batch: BatchId, cut_batch: BatchId) -> bool:
-        """Whether an epoch that is cut at ``cut_batch`` must hold what ``batch`` has staged."""
+        """Whether an epoch that is cut at ``cut_batch`` must hold the staged output of ``batch``."""
         return self._completed_batch < batch <= cut_batch

@@ -22,12 +22,12 @@ class CompleteEpoch:
     #: Per operator: the batch after which its snapshot lies.
     batches: Mapping[OperatorId, BatchId]
     completed_ms: int = 0
-    #: Per operator: the cut batch of the epoch before, for when that epoch is gone. Empty: it is there.
+    #: Per operator: the cut batch of the previous epoch, in case that epoch is collected. Empty: it is not collected.
     after_batches: Mapping[OperatorId, BatchId] = field(default_factory=dict)
 
 
 class SinkState(enum.Enum):
-    """Where a sink stands. The values are what people read."""
+    """The state of a sink. The values are shown to users."""
 
     IDLE = "idle"  # everything complete is published
     COMMITTING = "committing"  # told to publish; the answer is awaited
@@ -50,7 +50,7 @@ class _Sink:
     #: The epoch it was last told to publish.
     epoch: Epoch = NO_EPOCH
     attempt: int = 0
-    #: When to tell it again: after a failure or a silence.
+    #: When to tell it again, after a failure or without an answer.
     again_at_ms: int = 0
 
     def move(self, to: SinkState) -> None:
@@ -60,7 +60,7 @@ class _Sink:
 
 
 class Publisher:
-    """Follows each sink through the complete epochs."""
+    """Leads each sink through the complete epochs."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Publisher:
         retry_limit_ms: int,
         silence_ms: int,
     ) -> None:
-        """``silence_ms``: a sink that has not answered for so long is told again; publishing twice does no harm."""
+        """``silence_ms``: a sink that does not answer for this long is told again; publishing twice does no harm."""
         self._flow = flow
         self._silence_ms = silence_ms
         self._sinks = {
@@ -97,7 +97,7 @@ class Publisher:
         return [sink.again_at_ms for sink in self._sinks.values() if sink.state is not SinkState.IDLE]
 
     def committed(self, sink: SinkId, epoch: Epoch) -> None:
-        """A sink says that the epoch is published. Said before: nothing changes."""
+        """A sink reports that the epoch is published. A repeated report changes nothing."""
         state = self._sinks[sink]
         state.published = max(state.published, epoch)
         if state.epoch == epoch and state.state is not SinkState.IDLE:
@@ -105,7 +105,7 @@ class Publisher:
             state.attempt = 0
 
     def failed(self, sink: SinkId, epoch: Epoch, now_ms: int) -> None:
-        """Try again later, with doubling pauses."""
+        """Retry later, with doubling pauses."""
         state = self._sinks[sink]
         if state.epoch == epoch and state.state is SinkState.COMMITTING:
             state.move(SinkState.WAITING)
@@ -113,7 +113,7 @@ class Publisher:
             state.attempt += 1
 
     def restarted(self, operator: OperatorId, now_ms: int) -> None:
-        """The operator has forgotten what its sinks were told."""
+        """The operator has restarted and no longer knows what its sinks were told."""
         for state in self._sinks.values():
             if state.operator == operator and state.state is SinkState.COMMITTING:
                 state.move(SinkState.WAITING)
@@ -135,7 +135,7 @@ class Publisher:
                 continue
             epoch = complete[following]
             before = complete[following - 1] if following else None
-            # What is gone was let go of when every sink had published it. In between only pins leave gaps.
+            # An epoch is released only when every sink has published it. Among the epochs left only pins leave gaps.
             is_gap = before is not None and before.epoch < epoch.previous_epoch and before.epoch not in pins
             if is_gap and state.published < epoch.previous_epoch:
                 raise InvariantViolation(

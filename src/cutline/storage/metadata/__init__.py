@@ -1,1 +1,1 @@
-"""The coordinator's durable records: the only place with SQL of our own."""
+"""The coordinator's records."""

@@ -1,4 +1,4 @@
-"""Looks at the coordinator's database without changing it, also while somebody else writes."""
+"""Inspects the coordinator's database without changing it, also while another process writes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 import msgspec
 
+from cutline.base.retry import Retry
 from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.ports.inspection import CompletedEpoch, CoordinatorRecords
 
-#: Between two looks a writer may have come or gone, and with it the write-ahead log.
-_TRIES = 3
+#: Between two reads a writer may have started or ended, and the write-ahead log with it.
+_READS = Retry(limit=3)
 
 
 class _Details(msgspec.Struct, frozen=True):
@@ -28,7 +29,7 @@ def inspect_coordinator(path: Path) -> CoordinatorRecords:
     if not path.exists():
         return CoordinatorRecords(problem="the coordinator's database is missing")
     problem = ""
-    for _ in range(_TRIES):
+    for _ in _READS.attempts():
         try:
             return _inspect(path)
         except (sqlite3.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -37,7 +38,7 @@ def inspect_coordinator(path: Path) -> CoordinatorRecords:
 
 
 def _inspect(path: Path) -> CoordinatorRecords:
-    # Without a write-ahead log the file is all there is, and opening it so leaves no files behind.
+    # Without a write-ahead log the file is complete, and opening it as immutable leaves no files behind.
     has_log = path.with_name(f"{path.name}-wal").exists()
     address = f"file:{quote(str(path.absolute()))}?mode=ro{'' if has_log else '&immutable=1'}"
     with closing(sqlite3.connect(address, uri=True, timeout=30)) as database:
@@ -47,7 +48,7 @@ def _inspect(path: Path) -> CoordinatorRecords:
         epochs = database.execute(
             "SELECT epoch, generation, details FROM epochs WHERE outcome = 'completed' ORDER BY epoch"
         ).fetchall()
-        # Written by an earlier version, which had not all of them; the next start adds the tables.
+        # An earlier version, which had fewer tables, may have written the file; the next start adds them.
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
         pins = database.execute("SELECT epoch FROM pins").fetchall() if "pins" in tables else []
         published = database.execute("SELECT sink, epoch FROM published").fetchall() if "published" in tables else []

@@ -12,9 +12,9 @@ from typing import Any, cast
 import msgspec
 
 from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import Epoch, Generation, SinkId
-from cutline.ports import EpochOutcome, PendingRecord
-from cutline.protocol.messages.coordinator import BarrierTerms
+from cutline.ports.metadata import EpochOutcome, PendingRecord
 
 _SCHEMA_VERSION = 2
 _SCHEMA = """
@@ -42,10 +42,10 @@ class SqliteMetadata:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version > _SCHEMA_VERSION:
             raise UnknownFormatError(f"coordinator records have format {version}", path=path)
-        with self._transaction():  # two processes may open it at once
+        with self._transaction():  # two processes may open it at the same time
             for statement in _SCHEMA.split(";"):
                 self._db.execute(statement)
-            # By what is there, not by the version: format 1 was written first, and its number afterwards.
+            # By the columns, not by the version: format 1 stored its number after it had created the tables.
             columns = {name for _, name, *_ in self._db.execute("PRAGMA table_info(epochs)")}
             if "alone" not in columns:
                 self._db.execute("ALTER TABLE epochs ADD COLUMN alone TEXT")
@@ -57,7 +57,7 @@ class SqliteMetadata:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing; a statement that fails leaves neither half a change nor a lock behind."""
+        """All or nothing; a failed statement leaves neither a partial change nor a lock behind."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -82,7 +82,7 @@ class SqliteMetadata:
         return generation
 
     def _take_generation(self, generation: Generation) -> None:
-        """Inside the transaction and its lock: no other thread may write as the old one in between."""
+        """Inside the transaction and its lock: no other thread may write for the old generation in between."""
         self._db.execute("INSERT OR REPLACE INTO counters VALUES ('generation', ?)", (generation,))
         self._generation = generation
 
@@ -104,7 +104,7 @@ class SqliteMetadata:
         return int(row[0]) if row else 0
 
     def _write_fenced(self, sql: str, values: tuple[Any, ...]) -> None:
-        """One statement, which takes effect only while nobody has taken a newer generation."""
+        """One statement, which takes effect only while no process has claimed a newer generation."""
         with self._transaction():
             self._refuse_if_fenced()
             self._db.execute(sql, values)
@@ -146,7 +146,7 @@ class SqliteMetadata:
         ]
 
     def store_outcome(self, outcome: EpochOutcome) -> None:
-        # An epoch may be known from its manifest alone, when this file was lost: then its row is made here.
+        # If this file was lost, an epoch may be known only from its manifest: then its row is created here.
         self._write_fenced(
             "INSERT INTO epochs (epoch, generation, started_ms, ended_ms, outcome, reason, details) "
             "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (epoch) DO UPDATE SET "
@@ -215,6 +215,6 @@ class SqliteMetadata:
 
 
 def forget_seen(path: Path, sink: SinkId) -> None:
-    """Let a sink be what it is now. For whoever holds the lock of a flow that does not run."""
+    """Accept a sink's present content. The caller holds the lock of a flow that does not run."""
     with contextlib.closing(sqlite3.connect(path, timeout=30)) as database, database:
         database.execute("DELETE FROM seen WHERE sink = ?", (sink,))

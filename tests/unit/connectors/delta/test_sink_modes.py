@@ -10,32 +10,22 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from cutline.connectors.delta.commits import replace_files
 from cutline.errors import ConfigError, FencedError, SinkError
 from cutline.model.ids import NO_EPOCH, BatchId, Epoch, Generation
 from cutline.sinks import Delta
-from cutline.testing.conformance.sinks import RICH, RICH_ROW, SIMPLE, Case, Row, SinkConformance, rows
+from cutline.testing.conformance.sinks import RICH, RICH_ROW, SIMPLE, Case, Row, SinkBehaviour, rows
+from tests.support.sink_targets import DeltaPartitionsTarget, DeltaUpsertTarget
 
 
-class TestUpsert(SinkConformance):
-    rewind_crash_points = ("sink-rewind-half",)
-    can_be_shared = True
-
-    def make_sink(self, tmp_path: Path) -> Delta:
-        return Delta(tmp_path / "table", mode="upsert", key=["id"])
-
-    def read_rows(self, tmp_path: Path) -> list[Row]:
-        # Not to_pyarrow_table: it fails for a negative decimal as a partition value.
-        query = QueryBuilder().register("t", DeltaTable(tmp_path / "table"))
-        found: list[Row] = pa.table(query.execute("SELECT * FROM t").read_all()).to_pylist()
-        return found
+class TestUpsert(DeltaUpsertTarget, SinkBehaviour):
+    pass
 
 
-class TestOverwritePartitions(TestUpsert):
-    def make_sink(self, tmp_path: Path) -> Delta:
-        return Delta(tmp_path / "table", mode="overwrite_partitions", partition_by=["id"])
+class TestOverwritePartitions(DeltaPartitionsTarget, SinkBehaviour):
+    pass
 
 
 KEYED = pa.schema([pa.field("day", pa.date32()), pa.field("shop", pa.string()), pa.field("cents", pa.int64())])
@@ -193,7 +183,7 @@ def test_a_foreign_row_that_comes_during_the_commit_is_replaced_too(
             foreign.clear()
         return replace_files(*args, **more)
 
-    monkeypatch.setattr("cutline.connectors.delta.sink.replace_files", disturbed)
+    monkeypatch.setattr("cutline.connectors.delta.publish.replace_files", disturbed)
     case.publish(1, 0, [keyed(FIRST, "a", 1)])
     assert table(tmp_path) == {(FIRST, "a"): 1, (FIRST, "z"): 100}
 
@@ -203,7 +193,7 @@ def test_what_a_lost_race_has_written_is_deleted(tmp_path: Path, monkeypatch: py
     case.publish(1, 0, [keyed(FIRST, "a", 1), keyed(FIRST, "b", 1)])
     lost = [1, 2]
     monkeypatch.setattr(
-        "cutline.connectors.delta.sink.replace_files",
+        "cutline.connectors.delta.publish.replace_files",
         lambda *args, **more: False if lost and lost.pop() else replace_files(*args, **more),
     )
     case.publish(2, 1, [keyed(FIRST, "a", 2)])

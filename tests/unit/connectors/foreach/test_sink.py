@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutline.base.durable import make_dir, replace
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, Generation
 from cutline.sinks import Foreach
-from cutline.testing.conformance.sinks import Case, Row, SinkConformance, rows
+from cutline.testing.conformance.sinks import Case, SinkBehaviour, rows
+from tests.support.sink_targets import ForeachTarget
 
 
-class TestForeach(SinkConformance):
-    def make_sink(self, tmp_path: Path) -> Foreach:
-        target = tmp_path / "target"
-        make_dir(target)
-
-        def keep(batches: Iterator[pa.RecordBatch], epoch: int, key: str) -> None:
-            content = [row for batch in batches for row in batch.to_pylist()]
-            replace(target / key.replace("/", "~"), pickle.dumps(content))
-
-        return Foreach(keep, staging=tmp_path / "staging")
-
-    def read_rows(self, tmp_path: Path) -> list[Row]:
-        # .tmp- files are what a kill left of a write.
-        files = [path for path in sorted((tmp_path / "target").iterdir()) if not path.name.startswith(".")]
-        return [row for path in files for row in pickle.loads(path.read_bytes())]
+class TestForeach(ForeachTarget, SinkBehaviour):
+    pass
 
 
 class Calls:

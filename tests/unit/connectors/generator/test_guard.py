@@ -10,13 +10,15 @@ import pytest
 
 from cutline.connectors.generator.guard import moved
 from cutline.connectors.generator.rows import KIND, GeneratorPosition, GeneratorSettings
-from cutline.connectors.replay_guard import check_sources, why_not_guarded
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import LostInputError
 from cutline.model.ids import BatchId
-from cutline.ports import PlannedSource
+from cutline.model.plan import PlannedSource
 from cutline.ports.inspection import FileProblem
+from cutline.spark_dir import skip_input, source_check
 from cutline.spark_dir.offsets import load_offsets
-from cutline.spark_dir.skip_input import lost_ahead, skip_lost
+
+GUARD = ReplayGuard()
 
 SETTINGS = GeneratorSettings(seed=7, keys=10, rows=1000)
 
@@ -42,14 +44,16 @@ def live_dir(folder: Path, *rows: int, committed: int) -> Path:
 
 
 def problems(live: Path, row: int, *sources: PlannedSource) -> list[FileProblem]:
-    return list(check_sources({"0": at(row)}, live, sources).problems)
+    return list(source_check.check_sources(GUARD, {"0": at(row)}, live, sources).problems)
 
 
 def test_with_the_same_options_nothing_is_missing(tmp_path: Path) -> None:
     live = live_dir(tmp_path, 300, 600, committed=1)
     assert problems(live, 300, planned()) == problems(live, 300, planned(rows=5000)) == []
     assert problems(live, 300, planned(seed=8), planned()) == [], "another generator beside it"
-    assert check_sources({"0": at(300)}, live) == ([], []), "nobody knows the options; the guard has nothing to note"
+    assert source_check.check_sources(GUARD, {"0": at(300)}, live) == ([], []), (
+        "nobody knows the options; the guard has nothing to note"
+    )
 
 
 def test_other_options_would_be_other_rows(tmp_path: Path) -> None:
@@ -76,14 +80,14 @@ def test_rows_that_it_does_not_make_any_more_are_named(tmp_path: Path) -> None:
 def test_a_query_that_goes_on_has_its_position_moved_into_the_new_rows(tmp_path: Path) -> None:
     live = live_dir(tmp_path, 300, 600, committed=0)
     source = planned(seed=8)
-    assert lost_ahead(live, [planned()]) == []
-    assert [problem.parts for problem in lost_ahead(live, [source])] == [300]
-    skip_lost(live, live, [source])
+    assert skip_input.lost_ahead(GUARD, live, [planned()]) == []
+    assert [problem.parts for problem in skip_input.lost_ahead(GUARD, live, [source])] == [300]
+    skip_input.skip_lost(GUARD, live, live, [source])
     assert [load_offsets(str(live), BatchId(batch)).positions["0"] for batch in (0, 1)] == [
         at(0, seed=8),
         at(300, seed=8),
     ]
-    assert lost_ahead(live, [source]) == []
+    assert skip_input.lost_ahead(GUARD, live, [source]) == []
 
 
 def test_a_position_is_cut_to_the_rows_there_are() -> None:
@@ -112,4 +116,4 @@ def test_which_of_several_generators_it_was_cannot_be_guessed() -> None:
     ],
 )
 def test_whether_a_source_is_guarded_is_known_before_it_reads(source: PlannedSource, is_guarded: bool) -> None:
-    assert (why_not_guarded(source) is None) == is_guarded
+    assert (GUARD.why_not_guarded(source) is None) == is_guarded

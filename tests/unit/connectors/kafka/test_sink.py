@@ -8,12 +8,9 @@ producer of the same transactional id shuts out the one before.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,11 +19,9 @@ from cutline.connectors.kafka.client import Bounds, bounds_of, consumer
 from cutline.errors import FencedError, NotDone, OutcomeUnknown, SinkError
 from cutline.model.ids import Epoch
 from cutline.sinks import Kafka
-from cutline.testing.conformance.sinks import SIMPLE, Case, Row, SinkConformance, rows
+from cutline.testing.conformance.sinks import SIMPLE, Case, SinkBehaviour, rows
 from tests.support.kafka_mock import MockKafka
-
-#: The suite's other process has no fixtures.
-SERVERS = "CUTLINE_TEST_KAFKA_SERVERS"
+from tests.support.kafka_target import CLUSTERS, SERVERS, KafkaTarget, make_kafka, topic_of
 
 
 @pytest.fixture(scope="module")
@@ -37,44 +32,16 @@ def cluster() -> MockKafka:
 @pytest.fixture(autouse=True)
 def kafka(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> MockKafka:
     monkeypatch.setenv(SERVERS, cluster.servers)
-    _CLUSTERS[cluster.servers] = cluster
+    CLUSTERS[cluster.servers] = cluster
     return cluster
 
 
-_CLUSTERS: dict[str, MockKafka] = {}
-
-
-def topic_of(tmp_path: Path) -> str:
-    return f"out-{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]}"
-
-
-def make(tmp_path: Path, **options: Any) -> Kafka:
-    servers, topic = os.environ[SERVERS], topic_of(tmp_path)
-    if servers in _CLUSTERS:
-        for one in (topic, f"{topic}-ledger"):
-            _CLUSTERS[servers].make(one)
-    return Kafka(servers, topic, staging=tmp_path / "staging", ledger_topic=f"{topic}-ledger", timeout_s=10, **options)
-
-
-class TestKafka(SinkConformance):
-    can_be_shared = True
-    # Without the middle: there the mock cluster shows what no reader of a real one sees.
-    commit_crash_points = ("sink-commit-begun", "sink-commit-done")
-    rich_schema = pa.schema([("id", pa.int64()), ("text", pa.string()), ("tags", pa.list_(pa.string()))])
-    rich_rows: ClassVar[list[Row]] = [
-        {"id": 1, "text": "naïve — ☃", "tags": ["a", None]},
-        {"id": 2, "text": None, "tags": None},
-    ]
-
-    def make_sink(self, tmp_path: Path) -> Kafka:
-        return make(tmp_path)
-
-    def read_rows(self, tmp_path: Path) -> list[Row]:
-        return [json.loads(one.value or b"") for one in _CLUSTERS[os.environ[SERVERS]].records(topic_of(tmp_path))]
+class TestKafka(KafkaTarget, SinkBehaviour):
+    pass
 
 
 def start(tmp_path: Path, schema: pa.Schema = SIMPLE, **options: Any) -> Case:
-    sink = make(tmp_path, **options)
+    sink = make_kafka(tmp_path, **options)
     context = TestKafka().context(schema)
     sink.open(context)
     return Case(sink=sink, context=context)
@@ -107,7 +74,7 @@ def test_after_a_failure_a_writer_that_was_overtaken_stops(tmp_path: Path) -> No
     case = start(tmp_path)
     zombie, staged = case.sink, case.stage(0, rows(1))
     assert isinstance(zombie, Kafka)
-    case.open(make(tmp_path))
+    case.open(make_kafka(tmp_path))
     zombie._producer = None  # as after the broker has fenced it
     with pytest.raises(FencedError):
         zombie.commit(case.permit(1, [staged]), [staged], {})
@@ -170,7 +137,7 @@ def test_a_ledger_behind_an_open_transaction_of_others_is_waited_for(
 
     monkeypatch.setattr("cutline.connectors.kafka.client.consumer", noted)
     monkeypatch.setattr("cutline.connectors.kafka.client.bounds_of", stalled)
-    again = make(tmp_path)
+    again = make_kafka(tmp_path)
     again.open(case.context)
     again.commit(permit, [staged], {})
     assert again.published() == 1 and stalled_looks == [0]
@@ -189,7 +156,7 @@ def test_the_newest_ledger_counts_if_the_ledger_topic_got_more_partitions(tmp_pa
     for partition in range(4):  # an older one in every other partition
         if kafka.partition_of(topic, old) != partition:
             kafka.publish_record(topic, old, partition=partition)
-    again = make(tmp_path)
+    again = make_kafka(tmp_path)
     again.open(case.context)
     again.commit(permit, [staged], {})
     assert TestKafka().ids(tmp_path) == [1]

@@ -13,9 +13,12 @@ from cutline.connectors.kafka import spark_reader as kafka_source
 from cutline.connectors.kafka.client import Bounds
 from cutline.connectors.kafka.positions import KafkaPosition, lost_between, moved, ranges
 from cutline.connectors.kafka.spark_reader import KafkaReader
-from cutline.connectors.replay_guard import check_sources
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import CutlineError, LostInputError, NotDone
+from cutline.spark_dir import source_check
 from tests.support.kafka_mock import MockKafka
+
+GUARD = ReplayGuard()
 
 Offset = dict[str, Any]
 
@@ -123,9 +126,9 @@ def test_the_guard_asks_the_brokers(kafka: MockKafka, tmp_path: Any, identity: d
     end = one.latestOffset(one.initialOffset(), None)
     one.stop()
     recorded = json.dumps(end).encode()
-    assert check_sources({"0": recorded}, tmp_path).problems == []
+    assert source_check.check_sources(GUARD, {"0": recorded}, tmp_path).problems == []
     identity["id"] = "second"
-    problems = check_sources({"0": recorded}, tmp_path).problems
+    problems = source_check.check_sources(GUARD, {"0": recorded}, tmp_path).problems
     assert problems and "another topic" in problems[0].problem
     (here,) = moved([recorded], None)
     back = json.loads(here)
@@ -192,7 +195,7 @@ def test_brokers_that_cannot_be_reached_are_an_error(monkeypatch: pytest.MonkeyP
     gone = position(offsets={"0": 1})
     lost = json.dumps(gone.as_json() | {"servers": "127.0.0.1:1"}).encode()
     with pytest.raises(NotDone, match="no Kafka broker can be reached"):
-        check_sources({"0": lost}, tmp_path)
+        source_check.check_sources(GUARD, {"0": lost}, tmp_path)
 
 
 def test_a_reader_refuses_what_is_gone(kafka: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,20 +19,14 @@ import pytest
 from cutline.errors import DamagedRecordError, InvariantViolation, SinkError
 from cutline.model.ids import NO_EPOCH, Generation, SinkId
 from cutline.sinks import Parquet
-from cutline.testing.conformance.sinks import SIMPLE, Case, Row, SinkConformance, rows
+from cutline.testing.conformance.sinks import SIMPLE, Case, SinkBehaviour, rows
+from tests.support.sink_targets import ParquetTarget
 
 KEYED = pa.schema([("id", pa.int64()), ("key", pa.string())])
 
 
-class TestParquet(SinkConformance):
-    rewind_crash_points = ("sink-rewind-half",)
-
-    def make_sink(self, tmp_path: Path) -> Parquet:
-        return Parquet(tmp_path / "out")
-
-    def read_rows(self, tmp_path: Path) -> list[Row]:
-        table = ds.dataset(tmp_path / "out", format="parquet", partitioning="hive").to_table()
-        return [{k: v for k, v in row.items() if k != "cutline_epoch"} for row in table.to_pylist()]
+class TestParquet(ParquetTarget, SinkBehaviour):
+    pass
 
 
 def epochs_seen(path: Path) -> Counter[int]:

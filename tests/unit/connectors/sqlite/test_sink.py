@@ -8,10 +8,8 @@ import random
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,64 +19,32 @@ import pytest
 from cutline.connectors.sqlite import rows as sqlite_rows
 from cutline.errors import ConfigError, FencedError, NotDone, SinkError
 from cutline.model.ids import NO_EPOCH, BatchId, Epoch, Generation
-from cutline.ports import StageAttempt
+from cutline.ports.sinks import StageAttempt
 from cutline.sinks import SQLite
-from cutline.testing.conformance.sinks import SIMPLE, Case, Row, SinkConformance, rows
+from cutline.testing.conformance.sinks import SIMPLE, Case, Row, SinkBehaviour, rows
+from tests.support.sink_targets import (
+    SQLiteTarget,
+    SQLiteUpsertTarget,
+    SQLiteUpsertWithoutRewindTarget,
+    SQLiteWithoutRewindTarget,
+    read_sqlite,
+)
 
 
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+class TestAppend(SQLiteTarget, SinkBehaviour):
+    pass
 
 
-def _point(text: str) -> Row:
-    point: Row = json.loads(text)
-    return {"x": point["x"], "at": _time(point["at"])}
+class TestUpsert(SQLiteUpsertTarget, SinkBehaviour):
+    pass
 
 
-BACK: dict[str, Callable[[Any], Any]] = {
-    "flag": bool,
-    "day": date.fromisoformat,
-    "at": _time,
-    "price": Decimal,
-    "point": _point,
-    "tags": json.loads,
-    "counts": lambda text: list(json.loads(text).items()),
-}
+class TestAppendWithoutRewind(SQLiteWithoutRewindTarget, SinkBehaviour):
+    pass
 
 
-def read(path: Path, table: str = "totals") -> list[Row]:
-    with closing(sqlite3.connect(path)) as db:
-        db.row_factory = sqlite3.Row
-        found = [dict(row) for row in db.execute(f'SELECT * FROM "{table}"')]
-    return [
-        {name: BACK[name](value) if value is not None and name in BACK else value for name, value in row.items()}
-        for row in ({name: value for name, value in row.items() if name != "cutline_epoch"} for row in found)
-    ]
-
-
-class TestAppend(SinkConformance):
-    rewind_crash_points = ("sink-rewind-half",)
-
-    def make_sink(self, tmp_path: Path) -> SQLite:
-        return SQLite(tmp_path / "data.sqlite", "totals")
-
-    def read_rows(self, tmp_path: Path) -> list[Row]:
-        return read(tmp_path / "data.sqlite")
-
-
-class TestUpsert(TestAppend):
-    def make_sink(self, tmp_path: Path) -> SQLite:
-        return SQLite(tmp_path / "data.sqlite", "totals", mode="upsert", key=["id"])
-
-
-class TestAppendWithoutRewind(TestAppend):
-    def make_sink(self, tmp_path: Path) -> SQLite:
-        return SQLite(tmp_path / "data.sqlite", "totals", rewindable=False)
-
-
-class TestUpsertWithoutRewind(TestAppend):
-    def make_sink(self, tmp_path: Path) -> SQLite:
-        return SQLite(tmp_path / "data.sqlite", "totals", mode="upsert", key=["id"], rewindable=False)
+class TestUpsertWithoutRewind(SQLiteUpsertWithoutRewindTarget, SinkBehaviour):
+    pass
 
 
 def start(tmp_path: Path, schema: pa.Schema = SIMPLE, *, name: str = "totals-out", **options: Any) -> Case:
@@ -91,7 +57,7 @@ def start(tmp_path: Path, schema: pa.Schema = SIMPLE, *, name: str = "totals-out
 
 
 def named(tmp_path: Path) -> dict[int, str]:
-    return {row["id"]: row["name"] for row in read(tmp_path / "data.sqlite")}
+    return {row["id"]: row["name"] for row in read_sqlite(tmp_path / "data.sqlite")}
 
 
 def row(number: int, name: str) -> Row:
@@ -172,7 +138,7 @@ def test_only_so_many_epochs_can_be_taken_back(tmp_path: Path, options: dict[str
     case = start(tmp_path, rewind_epochs=3, **options)
     for epoch in range(1, 9):
         case.publish(epoch, epoch, rows(epoch))
-    with pytest.raises(SinkError, match="epoch 5 at most"):
+    with pytest.raises(SinkError, match="epoch 5 at the earliest"):
         case.sink.rewind(Epoch(4))
     assert sorted(named(tmp_path)) == [*range(1, 9)]
     case.sink.rewind(Epoch(5))
@@ -202,7 +168,7 @@ def test_several_sinks_and_flows_share_a_database(tmp_path: Path) -> None:
     first.publish(2, 1, rows(2))
     first.sink.rewind(Epoch(1))
     assert (first.sink.published(), second.sink.published()) == (1, 1)
-    assert [one["id"] for one in read(tmp_path / "data.sqlite", "others")] == [10]
+    assert [one["id"] for one in read_sqlite(tmp_path / "data.sqlite", "others")] == [10]
 
 
 def pair(tmp_path: Path) -> tuple[Case, Case]:
@@ -210,7 +176,7 @@ def pair(tmp_path: Path) -> tuple[Case, Case]:
 
 
 def others(tmp_path: Path) -> list[int]:
-    return [one["id"] for one in read(tmp_path / "data.sqlite", "others")]
+    return [one["id"] for one in read_sqlite(tmp_path / "data.sqlite", "others")]
 
 
 def test_whichever_commits_first_publishes_for_all_of_the_flow(tmp_path: Path) -> None:
@@ -255,7 +221,7 @@ def test_what_another_process_prepared_or_who_is_not_as_far_waits_for_its_own_pe
     first, second = pair(tmp_path)
     theirs = second.stage(1, rows(1))
     second.sink.prepare(Epoch(1), [theirs])
-    monkeypatch.setattr("cutline.connectors.sqlite.share._lives", {})
+    monkeypatch.setattr("cutline.connectors.shared_epochs._processes", {})
     first.publish(1, 1, rows(1))
     assert others(tmp_path) == []
     second.sink.prepare(Epoch(2), [theirs])
@@ -361,7 +327,7 @@ def test_staged_files_are_gone_after_their_epoch(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     start(tmp_path)
-    with pytest.raises(SinkError, match="was made as"):
+    with pytest.raises(SinkError, match="was created with"):
         start(tmp_path, mode="upsert", key="id")
     with pytest.raises(SinkError, match="belongs to sink totals-out of flow orders"):
         start(tmp_path, name="another")
@@ -369,7 +335,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         start(tmp_path, table="more")
     with closing(sqlite3.connect(tmp_path / "data.sqlite")) as db:
         db.execute("CREATE TABLE theirs (id)")
-    with pytest.raises(SinkError, match="no Cutline sink has made it"):
+    with pytest.raises(SinkError, match="no Cutline sink created it"):
         start(tmp_path, table="Theirs", name="another")
     with pytest.raises(SinkError, match="taken"):
         start(tmp_path, SIMPLE.append(pa.field("cutline_epoch", pa.int64())), table="t", name="t")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from cutline.errors import InvariantViolation
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import Epoch, OperatorId
 from cutline.protocol.checkpoint.pending_epoch import AckOutcome, EpochState
-from cutline.protocol.checkpoint.trigger import POSTPONED_LIMIT
+from cutline.protocol.checkpoint.requests import POSTPONED_LIMIT
 from cutline.protocol.messages.coordinator import (
     AnnounceClosed,
-    BarrierTerms,
     CommitSink,
     InjectBarrier,
-    OperatorAcked,
     ReleaseEpochs,
     StoreAborted,
     StoreManifest,
     StorePending,
 )
+from cutline.protocol.messages.wire import OperatorAcked
 from tests.support.driven_coordinator import (
     SUBTASKS,
     DrivenCoordinator,

@@ -10,11 +10,10 @@ from cutline.protocol.messages.coordinator import (
     CommitSink,
     InjectBarrier,
     ManifestStored,
-    OperatorAcked,
     ReportHealth,
     RequestAck,
-    SnapshotFailed,
 )
+from cutline.protocol.messages.wire import OperatorAcked, SnapshotFailed
 from tests.support.driven_coordinator import NEVER_MS, DrivenCoordinator, complete_epoch, operator_ack, stored_pending
 
 # ------------------------------------------------------------------------------------------------- timeouts
@@ -243,7 +242,7 @@ def test_losing_operators_aborts_what_is_pending_and_says_why() -> None:
     it.begin(1)
     it.request("second")
     it.lose("totals", reason="its disk is gone")
-    assert it.aborted == dict.fromkeys((1, 2), "totals had to go back: its disk is gone")
+    assert it.aborted == dict.fromkeys((1, 2), "totals must be restored: its disk is gone")
 
 
 def test_an_epoch_whose_manifest_is_being_stored_is_not_touched() -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutline.errors import InvariantViolation
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import Epoch, Generation, OperatorId, Subtask
 from cutline.protocol.checkpoint.pending_epoch import MOVES, AckOutcome, EpochState, PendingEpoch
-from cutline.protocol.messages.coordinator import BarrierTerms
 from tests.support.driven_coordinator import operator_ack
 
 

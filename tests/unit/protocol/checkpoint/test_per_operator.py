@@ -8,36 +8,34 @@ from typing import TypeVar
 import pytest
 
 from cutline.errors import InvariantViolation
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import Epoch, FlowName, Generation, OperatorId, SinkId
-from cutline.protocol.checkpoint.coordinator import Coordinator, EpochNumbers, Settings, StoredPending, Topology
+from cutline.protocol.checkpoint.coordinator import Coordinator
 from cutline.protocol.checkpoint.per_operator import PerOperatorCoordinator
+from cutline.protocol.checkpoint.setup import EpochNumbers, Settings, StoredPending, Topology
 from cutline.protocol.checkpoint.trigger import TriggerPolicy, TriggerSettings
 from cutline.protocol.history.retention import RetentionPolicy
 from cutline.protocol.messages.coordinator import (
     AbortStored,
     AnnounceClosed,
     AnswerRequest,
-    BarrierTerms,
     CheckpointRequested,
     CoordinatorAction,
     CoordinatorEvent,
     InjectBarrier,
     ManifestStored,
-    OperatorAcked,
-    OperatorStarted,
     PendingStored,
     RegionLost,
     RegionRestored,
     ReleaseEpochs,
     ReportHealth,
     RequestAck,
-    SinkCommitted,
-    SnapshotFailed,
     StoreAborted,
     StoreManifest,
     StorePending,
-    TimePassed,
 )
+from cutline.protocol.messages.time import TimePassed
+from cutline.protocol.messages.wire import OperatorAcked, OperatorStarted, SinkCommitted, SnapshotFailed
 from tests.support.driven_coordinator import operator_ack
 
 A = TypeVar("A")
@@ -174,7 +172,7 @@ def test_pending_epochs_go_to_the_operator_they_are_of() -> None:
 
     it = Driven(last=9).start([stored(7, TOTALS), stored(9, LEFT)])
     assert {(ask.operator, ask.epoch) for ask in it.asked(RequestAck)} == {("totals", 7), ("left", 9)}
-    with pytest.raises(InvariantViolation, match="of no operator"):
+    with pytest.raises(InvariantViolation, match="belongs to no operator"):
         Driven().start([stored(1, None)])
 
 

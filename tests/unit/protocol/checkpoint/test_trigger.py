@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutline.model.ids import OperatorId
-from cutline.protocol.checkpoint.trigger import POSTPONED_LIMIT, TriggerPolicy, TriggerSettings
-from cutline.protocol.messages.coordinator import CheckpointRequested, ProgressMade
+from cutline.protocol.checkpoint.trigger import TriggerPolicy, TriggerSettings
+from cutline.protocol.messages.wire import ProgressMade
 
 
 def policy(interval_ms: int = 0, *, first_ms: int = 0, min_pause_ms: int = 0, max_concurrent: int = 1) -> TriggerPolicy:
@@ -55,22 +55,6 @@ def test_no_more_than_the_allowed_number_run_at_once() -> None:
     assert trigger.has_room(1)
     assert not trigger.has_room(2)
     assert not trigger.is_due(10**9, pending=2)
-
-
-def test_postponed_requests_come_back_once_and_in_order() -> None:
-    trigger = policy(interval_ms=0)
-    for name in ("first", "second"):
-        assert trigger.postpone(CheckpointRequested(request=name))
-    assert [request.request for request in trigger.take_postponed()] == ["first", "second"]
-    assert trigger.take_postponed() == []
-
-
-def test_one_request_too_many_is_refused() -> None:
-    trigger = policy(interval_ms=0)
-    for number in range(POSTPONED_LIMIT):
-        assert trigger.postpone(CheckpointRequested(request=str(number)))
-    assert not trigger.postpone(CheckpointRequested(request="one more"))
-    assert len(trigger.take_postponed()) == POSTPONED_LIMIT
 
 
 # ------------------------------------------------------------------------------------------------- progress

@@ -7,7 +7,7 @@ import pytest
 from cutline.errors import InvariantViolation
 from cutline.model.ids import BatchId, Epoch, OperatorId, Position
 from cutline.protocol.cut.agent import CLOSED_EPOCHS_REMEMBERED
-from cutline.protocol.messages.coordinator import (
+from cutline.protocol.messages.agent import (
     AppendBarrier,
     BarrierAppeared,
     BatchAppended,

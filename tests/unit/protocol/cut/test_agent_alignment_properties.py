@@ -8,24 +8,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import NO_BATCH, BatchId, Epoch, OperatorId, Position
-from cutline.protocol.cut.agent import AS_FLOW, MOVES, Agent, CutState, FoundCut
-from cutline.protocol.messages.coordinator import (
-    AckRequested,
+from cutline.protocol.cut.agent import AS_FLOW, MOVES, Agent, AlignmentLimits, CutState, FoundCut
+from cutline.protocol.messages.agent import (
     AgentAction,
     AgentEvent,
     AppendBarrier,
     BarrierAppeared,
-    BarrierTerms,
     BatchAppended,
     DataAppeared,
-    EpochClosed,
     ReportFailure,
     ResendAck,
     SetGate,
     TakeSnapshot,
-    TimePassed,
 )
+from cutline.protocol.messages.time import TimePassed
+from cutline.protocol.messages.wire import AckRequested, EpochClosed
 
 EPOCHS = 5
 PATIENCE_MS = 60
@@ -97,8 +96,7 @@ class Operator(RuleBasedStateMachine):
                 for epoch, cut in self.cuts.items()
                 if epoch not in self.closed
             ],
-            own_limit_ms=self.own_limit_ms,
-            patience_ms=self.patience_ms,
+            limits=AlignmentLimits(own_ms=self.own_limit_ms, give_up_ms=self.patience_ms),
         )
         self.gates, self.reported = {}, set()
         for channel in self.channels.values():

@@ -6,7 +6,7 @@ import pytest
 
 from cutline.model.ids import Epoch, OperatorId, Position
 from cutline.protocol.cut.agent import AS_FLOW, CutState
-from cutline.protocol.messages.coordinator import ReportFailure, ResendAck, SetGate
+from cutline.protocol.messages.agent import ReportFailure, ResendAck, SetGate
 from tests.support.driven_agent import DrivenAgent, found_cut
 
 # ------------------------------------------------------------------------------------------------- whose limit
@@ -139,7 +139,7 @@ def test_what_is_cut_is_not_given_up() -> None:
 def test_an_epoch_that_an_earlier_life_gave_up_and_read_past_is_never_cut_for() -> None:
     me = DrivenAgent("a", "b", last_epoch=1, open_epochs=[1], last_batch=0, positions={"a": 2})
     me.barrier("a", 1)
-    assert me.failures == {1: "an earlier life of the operator had given it up"}
+    assert me.failures == {1: "an earlier process of the operator had given it up"}
     me.rows("a")
     me.barrier("b", 1, 0)
     me.pass_ms(10**6)

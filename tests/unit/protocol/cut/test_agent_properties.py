@@ -14,24 +14,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import NO_BATCH, BatchId, Epoch, OperatorId, Position
 from cutline.protocol.cut.agent import Agent, FoundCut
-from cutline.protocol.messages.coordinator import (
+from cutline.protocol.messages.agent import (
     AgentAction,
     AgentEvent,
     AppendBarrier,
     BarrierAppeared,
-    BarrierRequested,
-    BarrierTerms,
     BatchAppended,
     DataAppeared,
-    EpochClosed,
     ReportFailure,
     ResendAck,
     SetGate,
     TakeSnapshot,
-    TimePassed,
 )
+from cutline.protocol.messages.time import TimePassed
+from cutline.protocol.messages.wire import BarrierRequested, EpochClosed
 
 INPUTS: dict[str, tuple[str, ...]] = {"a": (), "b": (), "c": ("a", "b"), "d": ("c",)}
 SOURCES = [name for name, inputs in INPUTS.items() if not inputs]

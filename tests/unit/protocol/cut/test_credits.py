@@ -201,7 +201,7 @@ def test_only_those_who_went_back_read_again() -> None:
         account.appended(*entry)
     for name in ("back", "on"):
         account.consumed(OperatorId(name), Position(3))
-    account.went_back({OperatorId("back"): Position(1)}, entries)
+    account.restored({OperatorId("back"): Position(1)}, entries)
     assert not account.has_room()
     assert account.backlog_rows() == {"back": 2, "on": 0}
     account.consumed(OperatorId("back"), Position(3))

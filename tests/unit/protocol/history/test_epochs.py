@@ -6,24 +6,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutline.model.ids import Epoch, Generation, OperatorId
-from cutline.protocol.history.epochs import Incarnation, is_resumable, live_epochs, lost_behind, region_of
+from cutline.protocol.history.epochs import GenerationStart, is_resumable, live_epochs, lost_behind
+from cutline.protocol.history.regions import region_of
 
 
-def began(generation: int) -> Incarnation:
-    return Incarnation(generation=Generation(generation), restored_epoch=None, is_fresh=True)
+def began(generation: int) -> GenerationStart:
+    return GenerationStart(generation=Generation(generation), restored_epoch=None, is_fresh=True)
 
 
-def resumed(generation: int) -> Incarnation:
-    return Incarnation(generation=Generation(generation), restored_epoch=None, is_fresh=False)
+def resumed(generation: int) -> GenerationStart:
+    return GenerationStart(generation=Generation(generation), restored_epoch=None, is_fresh=False)
 
 
-def restored(generation: int, epoch: int) -> Incarnation:
-    return Incarnation(generation=Generation(generation), restored_epoch=Epoch(epoch), is_fresh=False)
+def restored(generation: int, epoch: int) -> GenerationStart:
+    return GenerationStart(generation=Generation(generation), restored_epoch=Epoch(epoch), is_fresh=False)
 
 
-def live(complete: dict[int, int], *incarnations: Incarnation) -> list[int]:
+def live(complete: dict[int, int], *generation_starts: GenerationStart) -> list[int]:
     """``complete``: epoch → the generation that completed it."""
-    return [int(e) for e in live_epochs([(Epoch(e), Generation(g)) for e, g in complete.items()], incarnations)]
+    return [int(e) for e in live_epochs([(Epoch(e), Generation(g)) for e, g in complete.items()], generation_starts)]
 
 
 def test_everything_is_live_while_nothing_went_back() -> None:
@@ -78,23 +79,23 @@ def test_the_live_epochs_are_those_on_the_way_to_the_present(history: list[tuple
     """Checked against a model that keeps the history as a list and cuts it at every restore."""
     present: list[int] = []
     complete: dict[int, int] = {}
-    incarnations = [began(1)]
+    generation_starts = [began(1)]
     for what, choice in history:
-        generation = incarnations[-1].generation
+        generation = generation_starts[-1].generation
         if what == "complete":
             epoch = len(complete) + 1
             complete[epoch] = generation
             present.append(epoch)
         elif what == "resume":
-            incarnations.append(resumed(generation + 1))
+            generation_starts.append(resumed(generation + 1))
         elif what == "fresh":
-            incarnations.append(began(generation + 1))
+            generation_starts.append(began(generation + 1))
             present = []
         elif present:
             at = choice % len(present)
-            incarnations.append(restored(generation + 1, present[at]))
+            generation_starts.append(restored(generation + 1, present[at]))
             present = present[: at + 1]
-        assert live(complete, *incarnations) == present
+        assert live(complete, *generation_starts) == present
 
 
 # ------------------------------------------------------------------------------------------------- pending epochs
@@ -118,20 +119,22 @@ def test_an_epoch_is_resumable_exactly_when_it_would_be_live_if_it_completed_now
     history: list[tuple[str, int]], data: st.DataObject
 ) -> None:
     """It is newer than every complete epoch of its time, so any later step back goes behind it."""
-    incarnations, complete = [began(1)], {0: 1}
+    generation_starts, complete = [began(1)], {0: 1}
     for what, _ in history:
-        generation = int(incarnations[-1].generation)
+        generation = int(generation_starts[-1].generation)
         if what == "complete":
             complete[len(complete)] = generation
         elif what == "resume":
-            incarnations.append(resumed(generation + 1))
+            generation_starts.append(resumed(generation + 1))
         elif what == "fresh":
-            incarnations.append(began(generation + 1))
+            generation_starts.append(began(generation + 1))
         else:
-            incarnations.append(restored(generation + 1, max(complete)))
-    begun_in = data.draw(st.integers(1, int(incarnations[-1].generation)))
+            generation_starts.append(restored(generation + 1, max(complete)))
+    begun_in = data.draw(st.integers(1, int(generation_starts[-1].generation)))
     number = max(complete) + 1
-    assert is_resumable(Generation(begun_in), incarnations) == (number in live({number: begun_in}, *incarnations))
+    assert is_resumable(Generation(begun_in), generation_starts) == (
+        number in live({number: begun_in}, *generation_starts)
+    )
 
 
 # ------------------------------------------------------------------------------------------------- lost predecessors

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
+from cutline.model.cut import BarrierTerms
 from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
-from cutline.ports import EpochOutcome, PendingRecord
-from cutline.protocol.messages.coordinator import BarrierTerms
+from cutline.ports.metadata import EpochOutcome, PendingRecord
 from cutline.storage.metadata.sqlite import SqliteMetadata
 
 TABLE = SinkId("table")

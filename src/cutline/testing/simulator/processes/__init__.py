@@ -1,1 +1,1 @@
-"""What dies: the processes of a flow."""
+"""What dies: the processes of a flow on one host, driven by the protocol's own code."""

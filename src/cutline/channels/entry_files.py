@@ -1,0 +1,40 @@
+"""The numbered entry files of a channel's log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cutline.base import records
+from cutline.model.entries import Entry
+from cutline.model.ids import Generation, Position
+
+KIND = "entry"
+
+
+def entry_name(seq: Position) -> str:
+    return f"{seq:012d}.json"
+
+
+def entry_path(channel_dir: Path, generation: Generation, seq: Position) -> Path:
+    return generation_dir(channel_dir, generation) / entry_name(seq)
+
+
+def generation_dir(channel_dir: Path, generation: Generation) -> Path:
+    return channel_dir / f"g{generation:06d}"
+
+
+def data_dir(channel_dir: Path) -> Path:
+    return channel_dir / "data"
+
+
+def encode(entry: Entry) -> bytes:
+    return records.encode(KIND, entry)
+
+
+def decode(data: bytes, path: object) -> Entry:
+    """``path`` is for the error."""
+    return records.decode(KIND, data, Entry, path=path)  # type: ignore[arg-type]  # as below
+
+
+def load(path: Path) -> Entry:
+    return records.load(KIND, path, Entry)  # type: ignore[arg-type]  # msgspec takes unions, its stubs do not say so

@@ -1,0 +1,30 @@
+"""The streaming sources that Cutline provides, for the engine to register. Imports pyspark through the readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from cutline.connectors.generator.rows import KIND as GENERATOR
+from cutline.connectors.generator.rows import settings_of
+from cutline.connectors.generator.spark_reader import GeneratorSource
+from cutline.connectors.kafka.spark_reader import KafkaSource
+from cutline.connectors.nats.spark_reader import NatsSource
+from cutline.connectors.postgres.spark_reader import PostgresSource
+from cutline.errors import ConfigError
+
+SOURCES = (GeneratorSource, KafkaSource, NatsSource, PostgresSource)
+
+
+def _generator_settings(options: Mapping[str, str]) -> bytes:
+    try:
+        return msgspec.json.encode(settings_of(options))
+    except ValueError as error:
+        raise ConfigError(
+            f"{GENERATOR}: {error}", next_step="correct the option; docs/sources.md lists them all"
+        ) from error
+
+
+#: By format: encodes the options (with lower-case names) that the source's guard must know. Other sources need none.
+SETTINGS: Mapping[str, Callable[[Mapping[str, str]], bytes]] = {GENERATOR: _generator_settings}

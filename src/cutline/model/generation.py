@@ -1,0 +1,50 @@
+"""The record of one generation of a flow."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cutline.model.ids import Epoch, Generation, OperatorId, Position
+
+#: (generation, first position) pairs; see ``cutline.protocol.history.lineage``.
+Spans = list[tuple[Generation, Position]]
+
+
+class LostInput(msgspec.Struct, frozen=True, kw_only=True):
+    """Input that an operator should have read and that is lost; the flow continued without it, as configured."""
+
+    operator: OperatorId
+    #: A file, or a range: "stream ORDERS: sequences 120 to 340".
+    what: str
+    why: str
+    #: Number of files or messages, as far as known.
+    parts: int
+
+
+class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation of the flow. Created conditionally: of two starts that use the same number, one fails."""
+
+    generation: Generation
+    started_ms: int
+    #: resume, alone, regional, local, remote or fresh.
+    path: str
+    #: The epoch the flow was restored to; None when nothing was restored.
+    restored_epoch: Epoch | None
+    reason: str
+    #: Per channel: which generation's entries are visible where.
+    lineage: dict[OperatorId, Spans]
+    #: Per operator: the generation whose spark_checkpoint_dir it runs on.
+    spark_dirs: dict[OperatorId, Generation]
+    #: Per operator: its inputs, in the order in which Spark numbers its sources.
+    inputs: dict[OperatorId, list[OperatorId]]
+    #: Per operator: the Arrow schema of its rows, as base64 of the IPC message.
+    schemas: dict[OperatorId, str]
+    #: Each checkpoint covers a single operator; no cut spans the flow.
+    is_per_operator: bool = False
+    #: Operators whose log continues no log of the same name from before this generation: renamed or new ones.
+    begun: dict[OperatorId, Generation] = {}
+    #: Channels without a writer, because their operator was dropped or renamed, and their entries that belong to the
+    #: history: kept checkpoints may need them.
+    left: dict[OperatorId, Spans] = {}
+    #: What its sources could not reread.
+    lost_input: list[LostInput] = []

@@ -1,0 +1,196 @@
+"""The status that a running flow reports: read by the command line, by programs as JSON, and by metrics.
+
+Field names are the keys of ``status.json`` and of ``--json``: programs rely on them. New fields need a default, so that
+a status written by an older version can be read. Keys that are names are plain strings.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from cutline.model.generation import LostInput
+from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, SinkId, Subtask
+
+
+class EpochOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an epoch ended."""
+
+    epoch: Epoch
+    generation: Generation
+    started_ms: int
+    ended_ms: int
+    outcome: Literal["completed", "aborted"]
+    reason: str
+    details: dict[str, Any]
+
+
+# ---------------------------------------------------------------------- the coordinator
+
+
+class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is neither complete nor aborted."""
+
+    state: str
+    since_ms: int
+    #: Operators and their subtasks that have not acknowledged yet.
+    missing: dict[str, list[Subtask]]
+
+
+class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the epochs stand."""
+
+    last_epoch: Epoch
+    min_epoch: Epoch
+    pins: list[Epoch]
+    complete: list[Epoch]
+    pending: dict[Epoch, PendingStatus]
+
+
+class HealthStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether more checkpoints in a row have failed than is tolerated."""
+
+    healthy: bool
+    failures: int
+    reason: str
+
+
+class MessageCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Faults on the links between coordinator and operators, and acknowledgements by outcome."""
+
+    links: dict[str, int]
+    acknowledgements: dict[str, int]
+
+
+class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The coordinator at one moment."""
+
+    generation: Generation
+    health: HealthStatus
+    checkpoints: CheckpointStatus
+    #: As counted at the coordinator's ends of the links.
+    messages: MessageCounts
+
+
+# ---------------------------------------------------------------------- operators and sinks
+
+
+class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator reads from outside of the flow."""
+
+    source: str
+    #: Whether the replay guard checks before a restore that the source can be reread; ``note`` says why not.
+    guarded: bool
+    note: str = ""
+
+
+class OperatorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One operator and its query."""
+
+    inputs: list[OperatorId]
+    sources: list[SourceStatus] = []
+    active: bool
+    #: The last batch in its log.
+    batch: BatchId
+    #: Batches and rows since this process started it.
+    batches: int
+    rows: int
+    batch_ms: float
+    #: Rows that each consumer has yet to read.
+    backlog_rows: dict[str, int]
+    waiting_for_room: bool
+    #: Epochs that it aligns, and the inputs whose barrier has not arrived.
+    aligning: dict[Epoch, list[OperatorId]]
+    restarts: int
+
+
+class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a sink has published."""
+
+    operator: OperatorId
+    published_epoch: Epoch
+
+
+class SinkDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """A sink's progress according to the flow's stored records, whether the flow runs or not."""
+
+    sink: SinkId
+    operator: OperatorId
+    #: The newest epoch that it has published, with rows or without.
+    published: Epoch
+    #: The newest epoch that had rows for it; NO_EPOCH for a sink with immediate publishing.
+    with_rows: Epoch
+    #: Complete checkpoints that it has yet to publish, and how long the oldest of them has waited.
+    waiting: list[Epoch]
+    waiting_ms: int
+    #: Output that executors have staged and that is not published yet.
+    staged_batches: int
+    staged_rows: int
+
+
+# ---------------------------------------------------------------------- the flow
+
+
+class OperatorFate(msgspec.Struct, frozen=True, kw_only=True):
+    """How one stored operator was matched to the flow's code."""
+
+    #: kept, renamed, dropped or added.
+    fate: str
+    was: OperatorId | None
+    now: OperatorId | None
+    note: str = ""
+
+
+class RecoveryStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How this start found its state."""
+
+    #: resume, alone, regional, local, remote or fresh.
+    path: str
+    #: The epoch that was restored, if one was.
+    epoch: Epoch | None
+    reason: str
+    problems: list[str]
+    lost_input: list[LostInput]
+    operators: list[OperatorFate]
+    #: How often each path was taken, over all starts.
+    counts: dict[str, int]
+
+
+class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of the remote tier."""
+
+    url: str
+    #: The newest epoch that it holds, and how many epochs it is behind the local tier.
+    epoch: Epoch
+    behind: int
+    last_ms: float
+    #: Why the last upload failed; empty when it did not.
+    problem: str
+    #: Totals since the flow was started.
+    epochs: int
+    files: int
+    size_bytes: int
+    sent_bytes: int
+    ahead_bytes: int
+    failures: int
+
+
+class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole status of one flow."""
+
+    flow: FlowName
+    pid: int
+    #: running, paused, unhealthy, failed or stopped.
+    state: str
+    generation: Generation
+    recovery: RecoveryStatus
+    operators: dict[str, OperatorStatus]
+    sinks: dict[str, SinkStatus]
+    health: HealthStatus
+    checkpoints: CheckpointStatus
+    messages: MessageCounts
+    #: None without a remote tier.
+    remote: RemoteStatus | None
+    #: The newest outcomes, newest first.
+    history: list[EpochOutcome]

@@ -1,0 +1,73 @@
+"""What the remote tier keeps: checkpoints first, then the objects that they and early uploads need."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from cutline.model.ids import NO_EPOCH, Epoch, Generation
+
+
+def kept_while_running(
+    there: Sequence[Epoch], *, uploaded: Epoch, published: Epoch, pins: Iterable[Epoch], retain: int
+) -> set[Epoch]:
+    """The epochs that stay while the flow runs, of those ``there`` in ascending order.
+
+    ``uploaded``: the newest that this process has uploaded; NO_EPOCH: none yet, so that nothing replaces the old ones.
+    ``published``: every sink has published up to here. Only the records of later epochs hold what a sink has yet to
+    publish.
+    """
+    newest = [epoch for epoch in there if epoch <= uploaded][-retain:] if uploaded != NO_EPOCH else there
+    return {*newest, *pins, *(epoch for epoch in there if published <= epoch)}
+
+
+def kept_when_stopped(
+    there: Sequence[Epoch], *, here: Collection[Epoch], pins: Iterable[Epoch], retain: int
+) -> set[Epoch]:
+    """The epochs that stay of a stopped flow: as many of the newest as it retains or has ``here``, and those it has."""
+    return {*there[-max(retain, len(here), 1) :], *here, *pins}
+
+
+class ObjectKind(enum.Enum):
+    """Objects of the remote tier, as far as retention tells them apart."""
+
+    #: The manifest of a checkpoint; collected only with the checkpoint, before its other objects.
+    MANIFEST = "manifest"
+    #: Records, content, log entries and the progress of sinks: needed by name.
+    NEEDED_BY_NAME = "needed by name"
+    #: Names what one generation has uploaded for checkpoints to come.
+    EARLY_UPLOADS = "early uploads"
+    #: Identity, generations, claims, and objects of other programs.
+    PERMANENT = "permanent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteObject:
+    """One object of a listing."""
+
+    path: str
+    #: Its name in checkpoints: without the compression suffix.
+    name: str
+    kind: ObjectKind
+    modified_ms: int
+    #: The generation of an early upload record; None for any other object.
+    generation: Generation | None = None
+
+
+def unreferenced(
+    objects: Iterable[RemoteObject], *, needed: Collection[str], newest: Generation, now_ms: int, grace_ms: int
+) -> list[RemoteObject]:
+    """The objects that no kept checkpoint and no early upload of the newest generation needs.
+
+    Objects younger than ``grace_ms`` may belong to a checkpoint that another process is uploading, and stay.
+    """
+    old = (one for one in objects if now_ms - one.modified_ms >= grace_ms)
+    return [one for one in old if _is_unreferenced(one, needed, newest)]
+
+
+def _is_unreferenced(one: RemoteObject, needed: Collection[str], newest: Generation) -> bool:
+    if one.kind is ObjectKind.NEEDED_BY_NAME:
+        return one.name not in needed
+    # The process that wrote the record of an older generation no longer uploads.
+    return one.kind is ObjectKind.EARLY_UPLOADS and one.generation is not None and one.generation < newest

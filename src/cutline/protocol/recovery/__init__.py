@@ -1,0 +1,1 @@
+"""How a flow recovers: facts in, plan or refusal out."""

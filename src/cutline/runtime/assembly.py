@@ -1,0 +1,301 @@
+"""Builds a running flow from its parts, top to bottom: the one place that knows the adapter of each port.
+
+Each step returns what the later steps need, and refers to nothing that is not built yet. Where parts need each other,
+one of them registers with a router that exists from the start: ``InProcessRouter`` for messages, ``FailureSink`` for
+errors, ``CoordinatorFigures`` for the replicator's queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cutline.base import durable, records
+from cutline.base.clock import now_ms
+from cutline.channels.segment_store import remove_former_places
+from cutline.connectors.replay_guard import ReplayGuard
+from cutline.coordinator.factory import CoordinatorStart, coordinator_core
+from cutline.coordinator.loop import CoordinatorService
+from cutline.coordinator.ports import CoordinatorPorts
+from cutline.model.ids import Epoch, OperatorId
+from cutline.model.restore_request import RestoreRequest
+from cutline.ports.executors import Executors
+from cutline.protocol.history.evolution import Changes
+from cutline.protocol.history.known_checkpoints import batch_in, highest_epoch
+from cutline.protocol.messages.coordinator import ReleaseEpochs
+from cutline.protocol.recovery.facts import RestoreTo
+from cutline.recovery.at_rest import FlowAtRest
+from cutline.recovery.logs import gather_segments
+from cutline.recovery.pending import settle_pending
+from cutline.recovery.region import Parts, RegionRecovery
+from cutline.recovery.retired_operators import collect_spark_dirs
+from cutline.recovery.sinks import open_sinks, settle_sinks
+from cutline.recovery.start import Recovered, Recovery
+from cutline.runtime.background import CoordinatorFigures, build_background
+from cutline.runtime.draining import SourcePause
+from cutline.runtime.handle import RunningFlow
+from cutline.runtime.lifecycle import FailureSink
+from cutline.runtime.metrics import Metrics
+from cutline.runtime.parts import Background, Definition, FlowParts, Settled, Stores, Workers
+from cutline.runtime.status import link_counts, source_status
+from cutline.runtime.stores import open_stores
+from cutline.runtime.workers import WorkerFactory
+from cutline.savepoints.store import Savepoints
+from cutline.transport.in_process import COORDINATOR, InProcessRouter
+from cutline.transport.mailbox import LinkSettings
+from cutline.worker.operator_spec import OperatorStart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowAssembly:
+    """Recovers a flow and starts it; the caller holds the flow's lock."""
+
+    definition: Definition
+    #: Transfer large files between the tiers; None: threads of this process transfer all files.
+    executors: Executors | None
+    request: RestoreRequest | None
+
+    def start(self, release_lock: Callable[[], None]) -> RunningFlow:
+        stores = self.open_stores()
+        recovered = self.recover(stores)
+        settled = self.settle(stores, recovered)
+
+        router, failures, metrics = InProcessRouter(), FailureSink(), Metrics(self.definition.graph.flow)
+        metrics.input_lost(recovered.record.lost_input)
+        figures = CoordinatorFigures(self.definition, stores)
+        factory = WorkerFactory(
+            definition=self.definition,
+            query_dirs=stores.query_dirs,
+            checkpoints=stores.checkpoints,
+            router=router,
+            failures=failures,
+            metrics=metrics,
+            channels=recovered.channels,
+            check_fence=stores.metadata.check_fence,
+        )
+        background = build_background(self.definition, stores, recovered, figures, failures)
+        workers = self.build_workers(settled, factory)
+        coordinator = self.build_coordinator(stores, settled, factory, background)
+        router.register(COORDINATOR, coordinator.deliver)
+        figures.register(coordinator)
+        _follow_messages(metrics, coordinator, workers)
+        regions = self.build_regions(
+            stores, settled, factory=factory, workers=workers, background=background, coordinator=coordinator
+        )
+        parts = FlowParts(
+            definition=self.definition,
+            stores=stores,
+            settled=settled,
+            workers=workers,
+            coordinator=coordinator,
+            regions=regions,
+            background=background,
+            metrics=metrics,
+        )
+        run = RunningFlow(parts, source_status(self.definition.plans, ReplayGuard().why_not_guarded), release_lock)
+        failures.register(on_fatal=run.fail, on_operator_failed=regions.operator_failed)
+        self._begin(run, parts)
+        return run
+
+    # ------------------------------------------------------------------ the state to run from
+
+    def open_stores(self) -> Stores:
+        what = self.definition
+        if not what.layout.identity.exists():  # records the folder's owner; written once
+            identity = {"name": what.graph.flow, "created_ms": now_ms()}
+            durable.create(what.layout.identity, records.encode("flow", identity))
+        records.load("flow", what.layout.identity, dict)
+        return open_stores(what, self.executors)
+
+    def recover(self, stores: Stores) -> Recovered:
+        what, request = self.definition, self.request
+        restore_to = None
+        if request is not None:
+            restore_to = RestoreTo(epoch=_target(request, stores.savepoints), changes=_changes(request))
+        recovery = Recovery(self._at_rest(stores), restore_to=restore_to, may_lose_input=self._may_lose_input)
+        recovery.check_definition()
+        open_sinks(what.graph, what.sinks, what.plans)
+        return recovery.recover()
+
+    def _at_rest(self, stores: Stores) -> FlowAtRest:
+        what = self.definition
+        return FlowAtRest(
+            graph=what.graph,
+            plans=what.plans,
+            layout=what.layout,
+            query_dirs=stores.query_dirs,
+            checkpoints=stores.checkpoints,
+            generations=stores.generations,
+            metadata=stores.metadata,
+            sinks=what.sinks,
+            remote=stores.remote_at_start,
+            is_per_operator=what.options.is_per_operator,
+        )
+
+    @property
+    def _may_lose_input(self) -> bool:
+        return self.definition.options.missing_input == "continue"
+
+    def settle(self, stores: Stores, recovered: Recovered) -> Settled:
+        """Bring the logs, sinks and pending epochs in line with what was recovered."""
+        what = self.definition
+        gather_segments(what.layout.channels)
+        remove_former_places(what.layout.channels)
+        published = settle_sinks(what.graph, what.sinks, recovered, stores.metadata, what.layout)
+        last_epoch = highest_epoch(
+            stores.metadata.last_epoch(),
+            [
+                *(barrier.epoch for channel in recovered.channels.values() for barrier in channel.barriers()),
+                *stores.checkpoints.epochs(),
+                *(what.sinks[node.sink].highest() for node in what.graph.sinks),
+                *(stores.remote_at_start.epochs() if stores.remote_at_start is not None else ()),
+            ],
+        )
+        return Settled(
+            recovered=recovered,
+            published=published,
+            last_epoch=last_epoch,
+            pending=settle_pending(recovered, stores.metadata, stores.checkpoints),
+            pins=stores.metadata.pins(),
+        )
+
+    # ------------------------------------------------------------------ the parts that run
+
+    def build_workers(self, settled: Settled, factory: WorkerFactory) -> Workers:
+        graph = self.definition.graph
+        operators = {name: factory.build(self._start_of(name, settled)) for name in graph.names}
+        return Workers(
+            operators=operators,
+            supervisors={name: factory.supervise(service) for name, service in operators.items()},
+            pause=SourcePause(graph, operators),
+        )
+
+    def _start_of(self, operator: OperatorId, settled: Settled) -> OperatorStart:
+        recovered = settled.recovered
+        resumable = (one for one in settled.pending if one.is_resumable)
+        return OperatorStart(
+            operator=operator,
+            generation=recovered.generation,
+            channel=recovered.channels[operator],
+            spark_dir=recovered.spark_dirs[operator],
+            last_epoch=settled.last_epoch,
+            open_epochs=frozenset(one.epoch for one in resumable if one.terms.alone in (None, operator)),
+            completed_batch=batch_in(recovered.manifests, operator),
+        )
+
+    def build_coordinator(
+        self, stores: Stores, settled: Settled, factory: WorkerFactory, background: Background
+    ) -> CoordinatorService:
+        what, replicator, recovered = self.definition, background.replicator, settled.recovered
+        core = coordinator_core(
+            graph=what.graph,
+            plans=what.plans,
+            options=what.options,
+            start=CoordinatorStart(
+                generation=recovered.generation,
+                manifests=recovered.manifests,
+                last_epoch=settled.last_epoch,
+                published=settled.published,
+                pins=settled.pins,
+            ),
+        )
+        return CoordinatorService(
+            what.graph.flow,
+            core,
+            CoordinatorPorts(
+                metadata=stores.metadata,
+                checkpoints=stores.checkpoints,
+                wire=factory.router.wire_of(COORDINATOR),
+                link=LinkSettings(retry_ms=what.options.message_retry_ms, retry_limit=what.options.message_retry_limit),
+                metrics=factory.metrics,
+                release=background.janitor.release,
+                on_fatal=factory.failures.fatal,
+                upload_first=replicator.first if replicator and what.options.durable == "remote" else None,
+                on_complete=replicator.completed if replicator else lambda _: None,
+            ),
+            lineages={name: channel.lineage for name, channel in recovered.channels.items()},
+            touched_by={name: {name, *what.graph.consumers(name)} for name in what.graph.names},
+        )
+
+    def build_regions(
+        self,
+        stores: Stores,
+        settled: Settled,
+        *,
+        factory: WorkerFactory,
+        workers: Workers,
+        background: Background,
+        coordinator: CoordinatorService,
+    ) -> RegionRecovery:
+        recovered = settled.recovered
+        return RegionRecovery(
+            self._at_rest(stores),
+            Parts(
+                flow=self.definition.graph,
+                operators=workers.operators,
+                supervisors=workers.supervisors,
+                channels=recovered.channels,
+                spark_dirs=recovered.spark_dirs,
+                collection_at_rest=background.janitor.at_rest,
+                settle_pause=workers.pause.settle,
+                build=factory.build,
+                supervise=factory.supervise,
+            ),
+            coordinator,
+            entered=recovered.record,
+            on_fatal=factory.failures.fatal,
+            metrics=factory.metrics,
+            may_lose_input=self._may_lose_input,
+        )
+
+    # ------------------------------------------------------------------ start
+
+    def _begin(self, run: RunningFlow, parts: FlowParts) -> None:
+        try:
+            self._clean_up(parts)
+            run.begin()
+        except BaseException:
+            run.stop()  # a half-started flow must not continue after the error
+            raise
+
+    def _clean_up(self, parts: FlowParts) -> None:
+        """Remove what the recovered flow no longer refers to."""
+        layout, checkpoints = self.definition.layout, parts.stores.checkpoints
+        recovered, janitor = parts.settled.recovered, parts.background.janitor
+        layout.restore_request.unlink(missing_ok=True)
+        collect_spark_dirs(layout, recovered.spark_dirs, is_all=True)
+        live_dirs = self.definition.engine.live_dirs()
+        if live_dirs is not None:
+            live_dirs.keep(recovered.spark_dirs)
+        kept: set[Epoch] = {manifest.epoch for manifest in recovered.manifests} | parts.settled.pins
+        abandoned = tuple(epoch for epoch in checkpoints.epochs() if epoch not in kept)
+        janitor.start(abandoned)
+        if recovered.path == "remote":
+            # Only the records of these epochs were downloaded: readers of the local tier would report damage.
+            retained = tuple(epoch for epoch in checkpoints.epochs() if epoch in kept)
+            janitor.release(ReleaseEpochs(drop=abandoned, retained=retained, open_from=retained[-1]))
+
+
+def _target(request: RestoreRequest, savepoints: Savepoints) -> Epoch:
+    """The epoch to restore.
+
+    The content of a savepoint is put into the flow's folder, in case the checkpoint itself was collected since.
+    """
+    if request.to.isdigit():
+        return Epoch(int(request.to))
+    return savepoints.fetch(request.to).epoch
+
+
+def _changes(request: RestoreRequest) -> Changes:
+    return Changes(rename=request.rename, allow_dropped=request.allow_dropped)
+
+
+def _follow_messages(metrics: Metrics, coordinator: CoordinatorService, workers: Workers) -> None:
+    def links() -> dict[str, int]:
+        return link_counts(coordinator.snapshot(), workers.operators.values())
+
+    def acknowledgements() -> dict[str, int]:
+        return coordinator.snapshot().messages.acknowledgements
+
+    metrics.follow("messages", "Message faults by kind", "kind", links)
+    metrics.follow("acknowledgements", "Acknowledgements by outcome", "outcome", acknowledgements)

@@ -1,0 +1,177 @@
+"""The order in which the parts of a flow start and stop, and how a failure ends the flow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from cutline.base.logs import get_logger
+from cutline.errors import FlowFailedError
+from cutline.runtime.parts import FlowParts
+from cutline.worker.operator import OperatorService
+
+log = get_logger(__name__)
+
+_LOOK_SECONDS = 0.02
+#: How long a stop waits for batches under way before it cancels them.
+_BATCH_SECONDS = 30.0
+#: How long a caller that gets a failure waits until everything is released.
+_END_SECONDS = 60.0
+
+OperatorFailed = Callable[[OperatorService, FlowFailedError], None]
+
+
+class FailureSink:
+    """Passes fatal errors to the flow's lifecycle, and operators that failed permanently to region recovery.
+
+    It exists before the parts that report to it; the parts that respond register when they are built.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._on_fatal: Callable[[BaseException], None] | None = None
+        self._on_operator_failed: OperatorFailed | None = None
+        #: The first error that was reported before ``register``.
+        self._early: BaseException | None = None
+
+    def fatal(self, error: BaseException) -> None:
+        """The flow cannot continue. ``register`` passes on an error that was reported earlier."""
+        with self._lock:
+            respond = self._on_fatal
+            if respond is None:
+                self._early = self._early or error
+        if respond is not None:
+            respond(error)
+
+    def operator_failed(self, service: OperatorService, error: FlowFailedError) -> None:
+        """The operator's query failed again after its restarts."""
+        if self._on_operator_failed is None:
+            self.fatal(error)
+        else:
+            self._on_operator_failed(service, error)
+
+    def register(
+        self, *, on_fatal: Callable[[BaseException], None], on_operator_failed: OperatorFailed | None = None
+    ) -> None:
+        with self._lock:
+            self._on_fatal, self._on_operator_failed = on_fatal, on_operator_failed
+            early, self._early = self._early, None
+        if early is not None:
+            on_fatal(early)
+
+
+class Watcher(Protocol):
+    """A thread that watches the flow from outside: it starts last, and stops before the stores are closed."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Lifecycle:
+    """Starts everything, stops everything, and knows whether the flow has failed or ended."""
+
+    def __init__(self, parts: FlowParts, release_lock: Callable[[], None]) -> None:
+        self._parts = parts
+        self._flow = parts.definition.graph.flow
+        self._release_lock = release_lock
+        self._watchers: tuple[Watcher, ...] = ()
+        #: Nothing runs anymore.
+        self.is_over = threading.Event()
+        #: Everything is released as well: the same flow may be started again.
+        self.ended = threading.Event()
+        self.failure: BaseException | None = None
+        self._stop_lock = threading.Lock()
+
+    def watch(self, *watchers: Watcher) -> None:
+        """Call this before ``begin``."""
+        self._watchers = watchers
+
+    def begin(self) -> None:
+        """Start everything: agents before the coordinator that sends them requests, and both before the queries."""
+        parts = self._parts
+        for service in parts.workers.operators.values():
+            service.start()
+        if parts.background.replicator is not None:
+            parts.background.replicator.start()
+        parts.coordinator.start(parts.settled.pending)
+        for supervisor in parts.workers.supervisors.values():
+            supervisor.start()
+        for watcher in self._watchers:
+            watcher.start()
+
+    def fail(self, error: BaseException) -> None:
+        """The flow cannot continue: everything stops, and waiting callers get the error."""
+        if self.failure is None:
+            self.failure = error
+            log.error("flow_failed", flow=self._flow, error=str(error))
+            threading.Thread(target=self.shut_down, name="cutline-shutdown", daemon=True).start()
+
+    def raise_if_over(self) -> None:
+        if self.failure is not None:
+            self.ended.wait(_END_SECONDS)  # the caller may restart the flow at once, or end the process
+            raise self.failure
+        if self.ended.is_set():
+            raise FlowFailedError("the flow has stopped", next_step="start it again", flow=self._flow)
+
+    def wait(self, condition: Callable[[], bool], seconds: float | None) -> bool:
+        """Wait until the condition holds; False on timeout. Raises when the flow ends first."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not condition():
+            self.raise_if_over()
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    def wait_ended(self, seconds: float | None) -> bool:
+        """Wait until the flow ends; True if it has. Raises the error that ended it, if one did."""
+        ended = self.ended.wait(seconds)
+        if ended and self.failure is not None:
+            raise self.failure
+        return ended
+
+    # ------------------------------------------------------------------ stop
+
+    def shut_down(self) -> None:
+        with self._stop_lock:
+            if self.ended.is_set():
+                return
+            # Each step separately: a dead JVM must not prevent the release of the rest.
+            for step in self._steps_down():
+                try:
+                    step()
+                except Exception:
+                    log.warning("shutdown_step_failed", flow=self._flow, exc_info=True)
+            self.ended.set()
+            log.info("flow_stopped", flow=self._flow)
+
+    def _steps_down(self) -> Iterator[Callable[[], object]]:
+        """Yields the steps one by one: the operators are final only when no region is being restored."""
+        parts, workers, engine = self._parts, self._parts.workers, self._parts.definition.engine
+        yield parts.regions.stop
+        yield from [supervisor.begin_stop for supervisor in workers.supervisors.values()]
+        yield engine.begin_stop
+        yield from [service.credits.stop for service in workers.operators.values()]
+        yield self._wait_for_batches
+        yield from [supervisor.stop for supervisor in workers.supervisors.values()]
+        yield parts.coordinator.stop
+        if parts.background.replicator is not None:
+            yield parts.background.replicator.stop
+        yield from [service.stop for service in workers.operators.values()]
+        yield parts.background.janitor.stop
+        yield self.is_over.set
+        yield from [watcher.stop for watcher in self._watchers]
+        yield engine.close
+        yield parts.stores.metadata.close
+        yield self._release_lock
+
+    def _wait_for_batches(self) -> None:
+        """Let batches under way finish: their queries then wait at the boundary, where stopping loses nothing."""
+        deadline = time.monotonic() + _BATCH_SECONDS
+        while any(service.credits.is_in_batch() for service in self._parts.workers.operators.values()):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_SECONDS)

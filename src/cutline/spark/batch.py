@@ -1,0 +1,52 @@
+"""One micro-batch inside foreachBatch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from cutline.base.decoding import decoder_of
+from cutline.model.ids import BatchId, OperatorId, Position
+from cutline.ports.engine import LiveDirs, StagedTask, StageJob
+from cutline.spark.executor_staging import REPORT_SCHEMA, stage_rows
+
+
+class SparkBatch:
+    """A micro-batch inside ``foreachBatch``: Spark has written its offsets and not yet its commit."""
+
+    def __init__(
+        self, frame: DataFrame, batch: BatchId, spark_checkpoint_dir: Path, live_dirs: LiveDirs | None
+    ) -> None:
+        self._frame = frame
+        self._batch = batch
+        self._spark_checkpoint_dir = spark_checkpoint_dir
+        self._live_dirs = live_dirs
+
+    @property
+    def batch(self) -> BatchId:
+        return self._batch
+
+    def positions(self) -> Mapping[OperatorId, Position]:
+        """From Spark's own offset log, which a re-run of the batch would read too."""
+        offsets = [json.loads(line) for line in self._offsets_lines()[2:] if line.startswith("{")]
+        return {
+            OperatorId(offset["channel"]): Position(offset["position"]) for offset in offsets if "channel" in offset
+        }
+
+    def watermark_ms(self) -> int:
+        return int(json.loads(self._offsets_lines()[1]).get("batchWatermarkMs", 0))
+
+    def _offsets_lines(self) -> list[str]:
+        if self._live_dirs is not None:
+            return self._live_dirs.read(self._spark_checkpoint_dir, f"offsets/{self._batch}").decode().splitlines()
+        return (self._spark_checkpoint_dir / "offsets" / str(self._batch)).read_text().splitlines()
+
+    def stage(self, job: StageJob) -> list[StagedTask]:
+        rows = self._frame.mapInArrow(stage_rows(job), REPORT_SCHEMA).collect()
+        return [decoder_of(StagedTask).decode(row["report"]) for row in rows]
+
+    def run_to_end(self) -> None:
+        self._frame.write.format("noop").mode("overwrite").save()

@@ -1,0 +1,109 @@
+"""Collects the remote tier: released checkpoints, then the objects that no checkpoint needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from cutline.errors import MissingObject
+from cutline.model.ids import Epoch, Generation
+from cutline.model.layout import Layout
+from cutline.ports.objects import ObjectInfo, ObjectStore
+from cutline.protocol.history.remote_retention import ObjectKind, RemoteObject, unreferenced
+from cutline.tiers import early_upload
+from cutline.tiers.checkpoint_files import names_in
+from cutline.tiers.early_upload import EarlyUploads
+from cutline.tiers.remote_checkpoints import RemoteCheckpoints, epoch_of_manifest, progress_name
+from cutline.tiers.transfer import PACKED_SUFFIX
+from cutline.tiers.upload import Present
+
+
+class RemoteCollector:
+    """Collects one flow's place in an object store."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        layout: Layout,
+        *,
+        checkpoints: RemoteCheckpoints,
+        present: Present,
+        early: EarlyUploads,
+    ) -> None:
+        """``present``, ``early``: what the uploads of this process rely on; they are told what is removed."""
+        self._store = store
+        self._layout = layout
+        self._checkpoints = checkpoints
+        self._present = present
+        self._early = early
+
+    def collect(
+        self,
+        keep: Collection[Epoch],
+        *,
+        now_ms: int,
+        grace_ms: int,
+        check_fence: Callable[[], None],
+        is_dry_run: bool = False,
+    ) -> list[ObjectInfo]:
+        """Remove every other checkpoint, and old objects that none needs; returns the removed objects.
+
+        Manifests go first: after a kill, a checkpoint is whole or absent. Objects younger than ``grace_ms`` may belong
+        to a checkpoint that another process is uploading. A dry run returns what would be removed.
+        """
+        # Read before the checkpoints are listed: a name that leaves the record meanwhile is then in one of them.
+        newest = self._checkpoints.newest_generation()
+        protected = early_upload.protected(self._store, newest)
+        walk = self._store.walk("checkpoints")
+        there = {epoch: info for info in walk if (epoch := epoch_of_manifest(info.path)) is not None}
+        gone = [info for epoch, info in sorted(there.items()) if epoch not in keep]
+        check_fence()
+        if not is_dry_run:
+            self._store.delete(info.path for info in gone)
+        kept = [epoch for epoch in there if epoch in keep] if is_dry_run else self._checkpoints.epochs()
+        reached = self.reached(kept)
+        if not reached:
+            return gone
+        infos = {info.path: info for info in self._store.walk()}
+        objects = map(remote_object, infos.values())
+        doomed = unreferenced(objects, needed=reached | protected, newest=newest, now_ms=now_ms, grace_ms=grace_ms)
+        leftovers = self._store.leftovers(grace_ms)
+        check_fence()
+        if not is_dry_run:
+            for one in doomed:  # first: a removal that fails may have removed any of them
+                self._present.remove(one.name)
+                self._early.drop([one.name])
+            self._store.delete(one.path for one in doomed)
+            self._store.collect_leftovers(grace_ms)
+        return [*gone, *(infos[one.path] for one in doomed), *leftovers]
+
+    def reached(self, epochs: Collection[Epoch]) -> set[str]:
+        """The objects that these checkpoints need; skips checkpoints that another collector removes meanwhile."""
+        reached: set[str] = set()
+        for epoch in epochs:
+            reached.add(progress_name(epoch))
+            try:
+                reached.update(names_in(self._store, self._checkpoints.load_manifest(epoch), self._layout))
+            except MissingObject:
+                if self._store.find(self._layout.name(self._layout.manifest(epoch))) is not None:
+                    raise
+        return reached
+
+
+def remote_object(info: ObjectInfo) -> RemoteObject:
+    """Classifies an object by its path."""
+    folder, _, rest = info.path.partition("/")
+    kind = ObjectKind.PERMANENT
+    generation: Generation | None = None
+    if folder == "checkpoints":
+        kind = ObjectKind.MANIFEST if info.path.endswith("/manifest.json") else ObjectKind.NEEDED_BY_NAME
+    elif folder in ("blobs", "channels", "published"):
+        kind = ObjectKind.NEEDED_BY_NAME
+    elif folder == early_upload.FOLDER and rest.removesuffix(".json").isdigit():
+        kind, generation = ObjectKind.EARLY_UPLOADS, Generation(int(rest.removesuffix(".json")))
+    return RemoteObject(
+        path=info.path,
+        name=info.path.removesuffix(PACKED_SUFFIX),
+        kind=kind,
+        modified_ms=info.modified_ms,
+        generation=generation,
+    )

@@ -1,0 +1,110 @@
+"""Publishes one operator's sinks, in the order of the requests, on a thread of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cutline.base.logs import get_logger
+from cutline.errors import FencedError
+from cutline.model.ids import SinkId
+from cutline.model.staging import StagedBatch
+from cutline.protocol.messages.wire import SinkCommitFailed, SinkCommitted, ToCoordinator
+from cutline.protocol.publish.commit import CommitPermit
+from cutline.worker.immediate_publishing import ImmediateSink
+from cutline.worker.operator_spec import OperatorPorts, OperatorSpec
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _ImmediateBatch:
+    """A batch in the log that a sink publishes immediately."""
+
+    sink: ImmediateSink
+    batch: StagedBatch
+
+
+class SinkCommits:
+    """Publishes epochs by permit, and single batches where a sink publishes immediately."""
+
+    def __init__(
+        self,
+        spec: OperatorSpec,
+        ports: OperatorPorts,
+        *,
+        tell: Callable[[ToCoordinator], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._operator = spec.operator
+        self._sinks = spec.sinks
+        self._checkpoints = ports.checkpoints
+        self._tell = tell
+        self._on_fatal = on_fatal
+        self._permits: queue.SimpleQueue[CommitPermit | _ImmediateBatch | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"cutline-publish-{spec.operator}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._permits.put(None)
+        self._thread.join(timeout=30)
+
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def publish(self, permit: CommitPermit) -> None:
+        self._permits.put(permit)
+
+    def publish_immediately(self, staged: Mapping[SinkId, StagedBatch]) -> None:
+        """Publish a batch to the sinks that do not wait for a checkpoint. Call it in the order of the log."""
+        for name, batch in staged.items():
+            if isinstance(sink := self._sinks.get(name), ImmediateSink):
+                self._permits.put(_ImmediateBatch(sink, batch))
+
+    def _publish_early(self, immediate: _ImmediateBatch) -> bool:
+        """False when the sink is fenced: a retry can never succeed."""
+        try:
+            immediate.sink.publish(immediate.batch)
+        except FencedError as error:
+            self._on_fatal(error)
+            return False
+        except Exception:  # a sink may raise anything; the next batch or the checkpoint publishes it
+            log.warning("immediate_publish_failed", operator=self._operator, batch=immediate.batch.batch, exc_info=True)
+        return True
+
+    def _run(self) -> None:
+        while (permit := self._permits.get()) is not None:
+            if isinstance(permit, _ImmediateBatch):
+                if not self._publish_early(permit):
+                    return
+                continue
+            try:
+                has_rows = self._commit(permit)
+            except FencedError as error:  # another history has replaced this one: a retry can never succeed
+                self._on_fatal(error)
+                return
+            except Exception as error:  # a sink may raise anything; the coordinator retries
+                log.warning("sink_commit_failed", sink=permit.sink, epoch=permit.epoch, exc_info=True)
+                reason = f"{type(error).__name__}: {error}"
+                self._tell(
+                    SinkCommitFailed(operator=self._operator, sink=permit.sink, epoch=permit.epoch, reason=reason)
+                )
+            else:
+                self._tell(
+                    SinkCommitted(operator=self._operator, sink=permit.sink, epoch=permit.epoch, has_rows=has_rows)
+                )
+
+    def _commit(self, permit: CommitPermit) -> bool:
+        """Publish the epoch; whether it had rows, which the sink's ledger now shows as published."""
+        record = self._checkpoints.load_record(self._checkpoints.load_manifest(permit.epoch), self._operator)
+        prepared = record.sinks.get(permit.sink)
+        if prepared is None:
+            return False  # the sink was added to the flow after this epoch
+        staged = [batch for batch in prepared.staged if permit.covers(batch.batch)]
+        sink = self._sinks[permit.sink]
+        sink.commit(permit, staged, prepared.token)
+        return any(batch.rows for batch in staged) and not isinstance(sink, ImmediateSink)

@@ -1,0 +1,60 @@
+"""Sinks that need no server, killed in the middle of a commit or a rewind."""
+
+from __future__ import annotations
+
+import pytest
+
+from cutline.testing.conformance.sinks import SinkKills
+from tests.support import sink_targets as targets
+from tests.support.kafka_mock import MockKafka
+from tests.support.kafka_target import CLUSTERS, SERVERS, KafkaTarget
+
+pytestmark = [pytest.mark.kill]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> MockKafka:
+    return MockKafka()
+
+
+class TestDelta(targets.DeltaTarget, SinkKills):
+    pass
+
+
+class TestDeltaUpsert(targets.DeltaUpsertTarget, SinkKills):
+    pass
+
+
+class TestDeltaPartitions(targets.DeltaPartitionsTarget, SinkKills):
+    pass
+
+
+class TestParquet(targets.ParquetTarget, SinkKills):
+    pass
+
+
+class TestForeach(targets.ForeachTarget, SinkKills):
+    pass
+
+
+class TestSQLite(targets.SQLiteTarget, SinkKills):
+    pass
+
+
+class TestSQLiteUpsert(targets.SQLiteUpsertTarget, SinkKills):
+    pass
+
+
+class TestSQLiteWithoutRewind(targets.SQLiteWithoutRewindTarget, SinkKills):
+    pass
+
+
+class TestSQLiteUpsertWithoutRewind(targets.SQLiteUpsertWithoutRewindTarget, SinkKills):
+    pass
+
+
+class TestKafka(KafkaTarget, SinkKills):
+    @pytest.fixture(autouse=True)
+    def _on(self, cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(SERVERS, cluster.servers)
+        CLUSTERS[cluster.servers] = cluster

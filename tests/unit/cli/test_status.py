@@ -1,0 +1,44 @@
+"""``cutline status`` reads the file that the running flow writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cutline.cli.main import app
+from cutline.errors import ConfigError
+from tests.support.statuses import WRITTEN
+
+#: Larger than any process id.
+NO_PROCESS = 1 << 30
+
+
+def store(folder: Path, content: str) -> list[str]:
+    path = folder / "counting" / "status.json"
+    path.parent.mkdir()
+    path.write_text(content)
+    return ["status", "counting", "--storage", str(folder)]
+
+
+def test_json_has_the_keys_and_values_of_the_stored_status(tmp_path: Path) -> None:
+    written = {**WRITTEN, "pid": os.getpid()}
+    told = CliRunner().invoke(app, [*store(tmp_path, json.dumps(written)), "--json"])
+    assert json.loads(told.stdout) == written
+
+
+def test_a_process_that_is_gone_is_reported(tmp_path: Path) -> None:
+    command = store(tmp_path, json.dumps({**WRITTEN, "pid": NO_PROCESS}))
+    told = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(told.stdout)["state"].startswith("not running (its process has ended")
+    assert "not running" in CliRunner().invoke(app, command).stdout
+
+
+def test_a_file_that_is_no_status_is_refused(tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, store(tmp_path, '{"flow": "counting"}'))
+    assert isinstance(told.exception, ConfigError)
+    with pytest.raises(ConfigError, match="is not a status"):
+        raise told.exception

@@ -1,0 +1,70 @@
+"""Entries go on a thread of their own, only while no other process runs the flow, and every request is answered."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cutline.channels.log import ChannelLog
+from cutline.errors import FencedError
+from cutline.model.ids import Generation, Position
+from cutline.protocol.messages.wire import EntriesReleased
+from cutline.worker.log_release import LogRelease
+from tests.support.channels import append_batch, open_log
+
+LONG = 10.0
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ChannelLog:
+    log = open_log(tmp_path)
+    for _ in range(5):
+        append_batch(log)
+    return log
+
+
+class Desk:
+    def __init__(self, log: ChannelLog, check_fence: Callable[[], None] = lambda: None) -> None:
+        self.heard: queue.SimpleQueue[EntriesReleased] = queue.SimpleQueue()
+        self.release = LogRelease(log, Generation(3), check_fence=check_fence, tell=self.heard.put)
+        self.release.start()
+
+    def ask(self, below: int) -> EntriesReleased:
+        self.release.request(Position(below))
+        return self.heard.get(timeout=LONG)
+
+
+def test_what_is_released_goes_and_is_confirmed(log: ChannelLog) -> None:
+    desk = Desk(log)
+    assert desk.ask(3) == EntriesReleased(operator=log.operator, generation=Generation(3), below=Position(3))
+    assert log.start == 3
+    desk.release.stop()
+    assert desk.release.has_ended()
+
+
+def test_a_request_that_is_repeated_or_late_changes_nothing(log: ChannelLog) -> None:
+    desk = Desk(log)
+    for below in (3, 3, 1):
+        assert desk.ask(below).below == below
+    assert log.start == 3
+    desk.release.stop()
+
+
+def test_a_process_that_was_replaced_deletes_nothing_and_says_so_all_the_same(log: ChannelLog) -> None:
+    def check_fence() -> None:
+        raise FencedError("another process runs the flow")
+
+    desk = Desk(log, check_fence)
+    assert desk.ask(3).below == 3
+    assert log.start == 0
+    desk.release.stop()
+
+
+def test_what_is_only_asked_for_when_it_stops_is_left(log: ChannelLog) -> None:
+    desk = Desk(log)
+    desk.release.stop()
+    desk.release.request(Position(3))
+    assert log.start == 0 and desk.heard.empty()

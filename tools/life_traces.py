@@ -62,6 +62,10 @@ class Trace:
                 found[room_of(caller), room_of(called)] += times
         return found
 
+    def two_way(self) -> set[tuple[str, str]]:
+        """Modules that call one another."""
+        return {(a, b) for a, b in self.hops if a < b and (b, a) in self.hops}
+
     def figures(self) -> dict[str, int]:
         pairs, rank = set(self.hops), _ranks()
         return {
@@ -69,7 +73,7 @@ class Trace:
             "module_pairs": len(pairs),
             "hops": sum(self.hops.values()),
             "upward_pairs": sum(rank.get(room_of(b), 0) < rank.get(room_of(a), 0) for a, b in pairs),
-            "two_way_pairs": sum((b, a) in pairs for a, b in pairs) // 2,
+            "two_way_pairs": len(self.two_way()),
         }
 
 
@@ -98,9 +102,10 @@ def _calling_module(frame: FrameType) -> str | None:
 
 @contextmanager
 def traced() -> Iterator[Trace]:
-    """Every thread, those that run already too."""
+    """Calls of every thread that is started from now on, and of this one."""
     trace = Trace()
-    threading.setprofile_all_threads(trace) if sys.version_info >= (3, 12) else threading.setprofile(trace)
+    # From Python 3.12 on, threads that run already are traced too.
+    getattr(threading, "setprofile_all_threads", threading.setprofile)(trace)
     sys.setprofile(trace)
     try:
         yield trace
@@ -123,10 +128,12 @@ def lives(folder: Path) -> dict[str, Trace]:
     with traced() as started:
         flow = SparklessFlow(folder / "checkpoint")
         flow.emit(1)
+        flow.checkpoint()
+        flow.emit(1)
         time.sleep(_SETTLE_SECONDS)
         started.hops.clear()
         started.modules.clear()
-        flow.checkpoint()
+        flow.run.trigger_checkpoint(mode="unaligned")  # it releases the one before
     checkpoint = started
     flow.stop()
     host = folder / "host"
@@ -192,7 +199,7 @@ def main() -> None:
         print(name, *(f"{key}={value}" for key, value in trace.figures().items()))
         if wanted.list:
             print("  ", *sorted(trace.modules))
-            for a, b in sorted({tuple(sorted(p)) for p in trace.hops if p[::-1] in trace.hops}):
+            for a, b in sorted(trace.two_way()):
                 print("   two ways:", a, "<->", b)
 
 

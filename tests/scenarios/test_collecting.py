@@ -493,7 +493,8 @@ def test_collecting_while_a_flow_checkpoints_and_copies(tmp_path: Path, monkeypa
     assert len(answers) > 2 and all(answer["in_doubt"] == [] for answer in answers)
     assert_each_once(flow.sink.rows())
     collected(tmp_path, "--grace", "0")
-    assert assert_whole(tmp_path) == 4
+    # Two here and two there; the timer may complete one more just before the stop, whose release is the next start's.
+    assert assert_whole(tmp_path) in (4, 5)
     assert_no_orphans(tmp_path)
 
 

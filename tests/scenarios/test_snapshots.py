@@ -25,10 +25,12 @@ from cutline.protocol.messages.wire import (
 from cutline.protocol.publish.commit import CommitPermit
 from cutline.testing.twins.engine import MemoryEngine
 from cutline.testing.twins.sink import MemorySink
+from cutline.worker.inputs import Inputs
 from cutline.worker.operator_spec import OperatorPorts, OperatorSpec, OperatorStart
 from cutline.worker.sink_commits import SinkCommits
 from cutline.worker.snapshots import Snapshotter
 from tests.support.channels import append_barrier
+from tests.support.outbox import KeptOutbox
 from tests.support.stored_flow import FLOW, ORDERS, SUBTASKS, TABLE, TOTALS, StoredFlow
 
 LONG = 10.0
@@ -40,7 +42,8 @@ class Desk:
     def __init__(self, flow: StoredFlow, *, completed_batch: int = NO_BATCH, follows_inputs: bool = False) -> None:
         self.flow = flow
         self.sink = MemorySink()
-        self.heard: queue.SimpleQueue[ToCoordinator] = queue.SimpleQueue()
+        outbox = KeptOutbox()
+        self.heard = outbox.heard
         self.fatal: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         spec = OperatorSpec(
             flow=FLOW,
@@ -71,8 +74,10 @@ class Desk:
             on_fatal=self.fatal.put,
             check_fence=lambda: None,
         )
-        self.snapshotter = Snapshotter(spec, start, ports, tell=self.heard.put)
-        self.sink_commits = SinkCommits(spec, ports, tell=self.heard.put, on_fatal=self.fatal.put)
+        inputs = Inputs(ports.inputs, start)
+        assert list(inputs.follow(lambda _: None)) == []
+        self.snapshotter = Snapshotter(spec, start, ports, inputs, outbox)
+        self.sink_commits = SinkCommits(spec, ports, outbox=outbox, on_fatal=self.fatal.put)
         self.snapshotter.start()
         self.sink_commits.start()
 
@@ -258,9 +263,8 @@ def test_what_is_in_flight_is_in_the_record_and_in_the_acknowledgement(flow: Sto
         flow.run(ORDERS)
     flow.run(TOTALS, read=1)
     desk.cut(1)
-    barrier = append_barrier(flow.log(ORDERS), 1)
     assert desk.heard.empty(), "the end of what is in flight is not known yet"
-    desk.snapshotter.input_barriers.appeared(ORDERS, Epoch(1), barrier.seq)
+    append_barrier(flow.log(ORDERS), 1)
     ack = desk.acked().ack
     flight = ack.in_flight[ORDERS]
     assert (flight.first, flight.end, flight.entries) == (1, 3, 2)
@@ -275,7 +279,7 @@ def test_a_snapshot_does_not_wait_for_barriers_of_an_epoch_that_is_over(flow: St
     desk.cut(1)
     desk.closed(1, completed=False)
     desk.cut(2)
-    desk.snapshotter.input_barriers.appeared(ORDERS, Epoch(2), append_barrier(flow.log(ORDERS), 2).seq)
+    append_barrier(flow.log(ORDERS), 2)
     assert desk.acked().ack.epoch == 2
     assert not desk.path(1).exists()
     desk.stop()

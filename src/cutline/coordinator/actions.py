@@ -13,6 +13,7 @@ from cutline.coordinator.history import abort_details, statistics
 from cutline.coordinator.links import Links
 from cutline.coordinator.manifests import build_manifest, found_manifest, why_not_stored
 from cutline.coordinator.ports import CoordinatorPorts, OnCollected
+from cutline.coordinator.requests import Requests
 from cutline.errors import FencedError
 from cutline.model.checkpoint import Manifest, Tombstone
 from cutline.model.ids import Epoch, FlowName, OperatorId
@@ -54,11 +55,11 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replies:
-    """Callbacks for actions whose outcome is known only later."""
+    """Where the outcome goes of actions that end later."""
 
     uploaded: Callable[[Uploaded], None]
     collected: OnCollected
-    answer: Callable[[AnswerRequest], None]
+    requests: Requests
 
 
 class Actions:
@@ -105,7 +106,7 @@ class Actions:
             case ReportHealth():
                 self._report(action)
             case AnswerRequest():
-                self._replies.answer(action)
+                self._replies.requests.answer(action)
             case _:
                 assert_never(action)
         return None

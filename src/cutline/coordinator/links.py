@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from cutline.model.ids import Generation, OperatorId
 from cutline.protocol.messages.wire import ToCoordinator, ToOperator
-from cutline.transport.in_process import Wire, operator_address
+from cutline.transport.in_process import Address, Wire, operator_address, operator_at
 from cutline.transport.mailbox import AnyEnvelope, LinkSettings, Mailbox
 
 
@@ -37,8 +37,8 @@ class Links:
     def send(self, operator: OperatorId, message: ToOperator) -> None:
         self._mailboxes[operator].send(message)
 
-    def receive(self, operator: OperatorId, envelope: AnyEnvelope) -> tuple[ToCoordinator, ...]:
-        return self._mailboxes[operator].receive(envelope)
+    def receive(self, sender: Address, envelope: AnyEnvelope) -> tuple[ToCoordinator, ...]:
+        return self._mailboxes[operator_at(sender)].receive(envelope)
 
     def send_again(self) -> None:
         for mailbox in self._mailboxes.values():

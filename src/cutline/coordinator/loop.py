@@ -15,7 +15,8 @@ from cutline.base.logs import get_logger
 from cutline.coordinator.actions import Actions, Replies, Uploaded
 from cutline.coordinator.links import Links
 from cutline.coordinator.ports import CoordinatorPorts
-from cutline.errors import CheckpointFailedError, FlowFailedError, UnknownEpochError
+from cutline.coordinator.requests import Requests
+from cutline.errors import FlowFailedError, UnknownEpochError
 from cutline.model.checkpoint import Manifest
 from cutline.model.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
 from cutline.model.status import CheckpointStatus, CoordinatorStatus, HealthStatus, MessageCounts, PendingStatus
@@ -26,7 +27,6 @@ from cutline.protocol.history.lineage import Lineage, lineage_of
 from cutline.protocol.history.retention import EpochNeeds
 from cutline.protocol.link import Envelope
 from cutline.protocol.messages.coordinator import (
-    AnswerRequest,
     CheckpointOptions,
     CheckpointRequested,
     CoordinatorAction,
@@ -48,7 +48,7 @@ from cutline.protocol.messages.wire import (
     SinkCommitted,
     ToCoordinator,
 )
-from cutline.transport.in_process import Address, Content, operator_at
+from cutline.transport.in_process import Address, Content
 from cutline.transport.mailbox import AnyEnvelope
 
 log = get_logger(__name__)
@@ -81,8 +81,9 @@ class CoordinatorService:
         self._touched_by = touched_by
         self._releases = EntryReleases(touched_by)
         self._events: queue.SimpleQueue[
-            CoordinatorEvent | tuple[OperatorId, AnyEnvelope] | Uploaded | _Collected | None
+            CoordinatorEvent | tuple[Address, AnyEnvelope] | Uploaded | _Collected | None
         ] = queue.SimpleQueue()
+        self._requests = Requests(flow)
         self._links = Links(self._lineages, core.generation, wire=ports.wire, settings=ports.link)
         self._actions = Actions(
             flow,
@@ -93,11 +94,9 @@ class CoordinatorService:
             replies=Replies(
                 uploaded=self._events.put,
                 collected=lambda needs: self._events.put(_Collected(tuple(needs))),
-                answer=self._answer,
+                requests=self._requests,
             ),
         )
-        self._requests: dict[str, Future[Epoch]] = {}
-        self._requests_made = 0
         self._is_stopped = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="cutline-coordinator", daemon=True)
@@ -117,24 +116,20 @@ class CoordinatorService:
         self._events.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout=10)
-        for future in list(self._requests.values()):
-            future.cancel()
+        self._requests.cancel()
 
     def deliver(self, sender: Address, content: Content) -> None:
         """The receiving end of the wire; the coordinator's thread handles envelopes in order."""
         if isinstance(content, Envelope):
-            self._events.put((operator_at(sender), content))
+            self._events.put((sender, content))
 
     def request_checkpoint(self, options: CheckpointOptions | None) -> Future[Epoch]:
         """Ask for a checkpoint; the future gives its epoch once it is complete and published everywhere."""
-        future: Future[Epoch] = Future()
         with self._lock:
+            request, future = self._requests.open()
             if self._is_stopped:
                 future.cancel()
                 return future
-            self._requests_made += 1
-            request = f"r{self._requests_made}"
-            self._requests[request] = future
         self._events.put(CheckpointRequested(request=request, options=options))
         return future
 
@@ -278,10 +273,10 @@ class CoordinatorService:
         first = min((deadline for deadline in deadlines if deadline is not None), default=None)
         return None if first is None else max(first - now, 0) / 1000
 
-    def _take_any(self, event: CoordinatorEvent | tuple[OperatorId, AnyEnvelope] | Uploaded | _Collected) -> None:
+    def _take_any(self, event: CoordinatorEvent | tuple[Address, AnyEnvelope] | Uploaded | _Collected) -> None:
         match event:
-            case (operator, envelope):
-                for message in self._links.receive(operator, envelope):
+            case (sender, envelope):
+                for message in self._links.receive(sender, envelope):
                     self._take_message(message)
             case Uploaded():
                 self._take(self._actions.uploaded(event))
@@ -350,19 +345,3 @@ class CoordinatorService:
             event = self._actions.perform(todo.popleft())
             if event is not None:
                 todo.extend(self._core.handle(event, now_ms=now_ms()))
-
-    def _answer(self, action: AnswerRequest) -> None:
-        future = self._requests.pop(action.request, None)
-        if future is None:
-            return
-        if action.completed:
-            future.set_result(action.epoch)
-        else:
-            future.set_exception(
-                CheckpointFailedError(
-                    f"the checkpoint was not taken: {action.reason}",
-                    next_step="the flow continues; request another one, or see the status for the cause",
-                    flow=self._flow,
-                    epoch=action.epoch or None,
-                )
-            )

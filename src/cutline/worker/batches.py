@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cutline.base.crashpoints import crashpoint
@@ -15,6 +16,7 @@ from cutline.ports.engine import StagedTask, StageJob, StreamingBatch
 from cutline.protocol.messages.wire import ProgressMade
 from cutline.worker.backpressure import Credits
 from cutline.worker.operator_spec import OperatorSpec, OperatorStart
+from cutline.worker.outbox import Outbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,22 +39,13 @@ class Batches:
         spec: OperatorSpec,
         start: OperatorStart,
         credits: Credits,
-        *,
-        append: Callable[[FinishedBatch], None],
-        report_read: Callable[[Mapping[OperatorId, Position]], None],
-        tell: Callable[[ProgressMade], None],
+        outbox: Outbox,
     ) -> None:
-        """``append`` puts a finished batch into the log; ``report_read`` gives credit to the producers of the inputs.
-
-        ``tell`` sends a message to the coordinator.
-        """
         self._spec = spec
         self._generation = start.generation
         self._channel = start.channel
         self._credits = credits
-        self._append = append
-        self._report_read = report_read
-        self._tell = tell
+        self._outbox = outbox
         #: What the coordinator was last told about this operator's channel; the lock covers telling and changing it.
         self._is_said_full = False
         self._progress_lock = threading.Lock()
@@ -60,7 +53,9 @@ class Batches:
         self.batches_total = 0
         self.last_batch_ms = 0.0
 
-    def run(self, batch: StreamingBatch) -> None:
+    @contextmanager
+    def staged(self, batch: StreamingBatch) -> Iterator[FinishedBatch]:
+        """The batch, staged when there is room for it. The caller appends it; then it counts."""
         self._credits.begin_batch()
         started = time.perf_counter()
         try:
@@ -70,10 +65,9 @@ class Batches:
             finished = self._finished(batch.batch, positions, tasks)
             if finished.segments:
                 self._channel.segments.appended()
-            self._append(finished)
+            yield finished
             self.rows_total += finished.rows
             self.batches_total += 1
-            self._report_read(finished.positions)
             self._report_progress(finished.rows, batch)
         finally:
             self._credits.end_batch()
@@ -120,7 +114,7 @@ class Batches:
         with self._progress_lock:
             if self._is_said_full and self._credits.has_room():
                 self._is_said_full = False
-                self._tell(ProgressMade(operator=self._spec.operator, is_source=not self._spec.inputs))
+                self._outbox.tell(ProgressMade(operator=self._spec.operator, is_source=not self._spec.inputs))
 
     def _report_progress(self, rows: int, batch: StreamingBatch) -> None:
         if not self._spec.reports_progress:
@@ -128,7 +122,7 @@ class Batches:
         watermark_ms = batch.watermark_ms()
         with self._progress_lock:
             self._is_said_full = not self._credits.has_room()
-            self._tell(
+            self._outbox.tell(
                 ProgressMade(
                     operator=self._spec.operator,
                     is_source=not self._spec.inputs,

@@ -13,6 +13,7 @@ from cutline.base.logs import get_logger
 from cutline.channels.log import ChannelLog
 from cutline.model.ids import Generation, Position
 from cutline.protocol.messages.wire import EntriesReleased
+from cutline.worker.outbox import Outbox
 
 log = get_logger(__name__)
 
@@ -26,12 +27,12 @@ class LogRelease:
         generation: Generation,
         *,
         check_fence: Callable[[], None],
-        tell: Callable[[EntriesReleased], None],
+        outbox: Outbox,
     ) -> None:
         self._channel = channel
         self._generation = generation
         self._check_fence = check_fence
-        self._tell = tell
+        self._outbox = outbox
         self._requests: queue.SimpleQueue[Position | None] = queue.SimpleQueue()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name=f"cutline-release-{channel.operator}", daemon=True)
@@ -60,4 +61,6 @@ class LogRelease:
             except Exception:  # keeping too much loses nothing; the next request covers it
                 log.warning("entries_not_released", channel=self._channel.operator, below=below, exc_info=True)
             # Sent in either case: this request deletes nothing later.
-            self._tell(EntriesReleased(operator=self._channel.operator, generation=self._generation, below=below))
+            self._outbox.tell(
+                EntriesReleased(operator=self._channel.operator, generation=self._generation, below=below)
+            )

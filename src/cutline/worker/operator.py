@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import assert_never
 
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
-from cutline.channels.tailing import FollowedLog
-from cutline.model.entries import BarrierEntry, DataEntry, Entry
-from cutline.model.ids import NO_BATCH, START, Epoch, OperatorId, Position
+from cutline.model.entries import BarrierEntry, DataEntry
+from cutline.model.ids import NO_BATCH, START, Epoch, OperatorId
 from cutline.ports.engine import StreamingBatch
 from cutline.protocol.cut.agent import AS_FLOW, Agent, AlignmentLimits, FoundCut
 from cutline.protocol.cut.credits import ConsumptionReports, ConsumptionRequests
@@ -26,9 +25,7 @@ from cutline.protocol.messages.agent import (
     AgentAction,
     AgentEvent,
     AppendBarrier,
-    BarrierAppeared,
     BatchAppended,
-    DataAppeared,
     ReportFailure,
     ResendAck,
     SetGate,
@@ -53,9 +50,11 @@ from cutline.transport.mailbox import AnyEnvelope, LinkSettings, Mailbox
 from cutline.worker.backpressure import Credits, StopAtBoundary
 from cutline.worker.batches import Batches, FinishedBatch
 from cutline.worker.credit_messages import CreditMessages
+from cutline.worker.inputs import Inputs
 from cutline.worker.log_release import LogRelease
 from cutline.worker.log_replay import LogReplay
 from cutline.worker.operator_spec import OperatorPorts, OperatorSpec, OperatorStart
+from cutline.worker.outbox import Outbox
 from cutline.worker.sink_commits import SinkCommits
 from cutline.worker.snapshots import Snapshotter
 
@@ -80,7 +79,6 @@ class OperatorService:
         self._events: queue.SimpleQueue[AgentEvent | AnyEnvelope | None] = queue.SimpleQueue()
         #: Another service has replaced this one: nothing that its query still does has an effect.
         self._is_abandoned = False
-        self._listeners: list[tuple[FollowedLog, Callable[[Entry], None]]] = []
         #: Where the first batch begins to read each input, if not at the beginning.
         self._begins_at = self.channel.positions_after(NO_BATCH)
         self.mailbox: Mailbox[ToCoordinator, ToOperator] = Mailbox(
@@ -88,15 +86,15 @@ class OperatorService:
             lambda envelope: ports.wire(COORDINATOR, envelope),
             LinkSettings(retry_ms=options.message_retry_ms, retry_limit=options.message_retry_limit),
         )
+        self._outbox = Outbox(self.mailbox, wake=lambda: self._events.put(TimePassed()))
+        self._inputs = Inputs(ports.inputs, start)
         self.credits = Credits(
             self.channel,
             spec.consumers,
             entries=options.channel_capacity_entries,
             size_bytes=options.channel_capacity_bytes,
         )
-        self.batches = Batches(
-            spec, start, self.credits, append=self._append, report_read=self._report_read, tell=self._tell
-        )
+        self.batches = Batches(spec, start, self.credits, self._outbox)
         #: How far the operator had read its inputs when it started.
         self._read_at_start = {**dict.fromkeys(spec.inputs, START), **self.channel.last_positions}
         self._credit_messages = CreditMessages(
@@ -109,9 +107,11 @@ class OperatorService:
             on_credit=self.batches.credit_changed,
         )
         self.replay = LogReplay(spec, self.channel, ports)
-        self.snapshotter = Snapshotter(spec, start, ports, tell=self._tell)
-        self.sink_commits = SinkCommits(spec, ports, tell=self._tell, on_fatal=self._on_fatal)
-        self._log_release = LogRelease(self.channel, start.generation, check_fence=ports.check_fence, tell=self._tell)
+        self.snapshotter = Snapshotter(spec, start, ports, self._inputs, self._outbox)
+        self.sink_commits = SinkCommits(spec, ports, outbox=self._outbox, on_fatal=self._on_fatal)
+        self._log_release = LogRelease(
+            self.channel, start.generation, check_fence=ports.check_fence, outbox=self._outbox
+        )
         #: The log entries that it needs to catch up with its own log; empty once it has caught up.
         self._needs = self.replay.needs()
         self._agent = self._recovered_agent()
@@ -159,36 +159,18 @@ class OperatorService:
             self.sink_commits.publish_immediately(happened.staged)  # published batches are not published again
         with self._lock:
             self._perform(self._agent.start())
-            for name, channel in self._ports.inputs.items():
-                self._follow(name, channel)
+            for appeared in self._inputs.follow(self._events.put):
+                self._perform(self._agent.handle(appeared, now_ms=now_ms()))
             # An input without entries has a gate too, and the reader needs it before the query starts.
             self._perform(self._agent.handle(TimePassed(), now_ms=now_ms()))
         self._credit_messages.read(self._read_at_start)
         self._credit_messages.send_again()
         self._thread.start()
 
-    def _follow(self, name: OperatorId, channel: FollowedLog) -> None:
-        def listen(entry: Entry) -> None:
-            self._note_barrier(name, entry)
-            self._events.put(_appeared(name, entry))
-
-        self._listeners.append((channel, listen))
-        for entry in channel.on_append(listen):
-            self._note_barrier(name, entry)
-            self._perform(self._agent.handle(_appeared(name, entry), now_ms=now_ms()))
-
-    def _note_barrier(self, channel: OperatorId, entry: Entry) -> None:
-        """Remember the barrier if this operator may still cut for its epoch."""
-        if isinstance(entry, BarrierEntry) and entry.alone is None:
-            is_open = entry.epoch in self._start.open_epochs or entry.epoch > self._start.last_epoch
-            if is_open:
-                self.snapshotter.input_barriers.appeared(channel, entry.epoch, entry.seq)
-
     def stop(self) -> None:
         """Begin no further batch. The snapshot thread finishes or gives up the snapshots under way."""
         self.credits.stop()
-        for channel, listener in self._listeners:
-            channel.remove_listener(listener)
+        self._inputs.unfollow()
         self._events.put(None)
         self._thread.join(timeout=10)
         self.snapshotter.stop()
@@ -220,10 +202,6 @@ class OperatorService:
             self._events.put(content)
         elif not self._is_abandoned:
             self._credit_messages.receive(content)
-
-    def _tell(self, message: ToCoordinator) -> None:
-        self.mailbox.send(message)
-        self._events.put(TimePassed())  # wakes the operator's thread, which resends lost messages
 
     def _run(self) -> None:
         while True:
@@ -270,7 +248,7 @@ class OperatorService:
             case ReleaseEntries():
                 self._log_release.request(message.below)
             case InputForked():
-                self._ports.inputs[message.channel].follow_fork(lineage_of(list(message.lineage)))
+                self._inputs.follow_fork(message.channel, lineage_of(list(message.lineage)))
             case _:
                 assert_never(message)
 
@@ -292,8 +270,11 @@ class OperatorService:
         self.replay.end()
         if self._needs:
             self._needs = {}
-            self._tell(CaughtUp(operator=self.operator, generation=self._start.generation))
-        self.batches.run(batch)
+            self._outbox.tell(CaughtUp(operator=self.operator, generation=self._start.generation))
+        with self.batches.staged(batch) as finished:
+            self._append(finished)
+            if not self._is_abandoned:
+                self._credit_messages.read(finished.positions)
 
     def _append(self, finished: FinishedBatch) -> None:
         event = BatchAppended(batch=finished.batch, positions=finished.positions)
@@ -329,10 +310,6 @@ class OperatorService:
         if waits:
             self._events.put(TimePassed())  # the operator's thread may sleep without knowing of the new deadline
 
-    def _report_read(self, positions: Mapping[OperatorId, Position]) -> None:
-        if not self._is_abandoned:
-            self._credit_messages.read(positions)
-
     # ------------------------------------------------------------------ actions
 
     def _perform(self, actions: list[AgentAction]) -> None:
@@ -348,7 +325,7 @@ class OperatorService:
                 case ReportFailure():
                     self.snapshotter.report_failure(action.epoch, action.reason)
                 case SetGate():
-                    lineage = self._ports.inputs[action.channel].lineage
+                    lineage = self._inputs.lineage(action.channel)
                     first = self._begins_at.get(action.channel, START)
                     self._ports.engine.set_gate(self.operator, action.channel, action.admit, lineage, first)
                 case _:
@@ -394,13 +371,3 @@ class OperatorService:
     def aligning(self) -> Mapping[Epoch, tuple[OperatorId, ...]]:
         with self._lock:
             return self._agent.aligning()
-
-
-def _appeared(channel: OperatorId, entry: Entry) -> DataAppeared | BarrierAppeared:
-    match entry:
-        case DataEntry():
-            return DataAppeared(channel=channel, seq=entry.seq, has_rows=entry.rows > 0)
-        case BarrierEntry():
-            return BarrierAppeared(channel=channel, seq=entry.seq, epoch=entry.epoch, terms=entry.terms)
-        case _:
-            assert_never(entry)

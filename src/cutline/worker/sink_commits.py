@@ -11,10 +11,11 @@ from cutline.base.logs import get_logger
 from cutline.errors import FencedError
 from cutline.model.ids import SinkId
 from cutline.model.staging import StagedBatch
-from cutline.protocol.messages.wire import SinkCommitFailed, SinkCommitted, ToCoordinator
+from cutline.protocol.messages.wire import SinkCommitFailed, SinkCommitted
 from cutline.protocol.publish.commit import CommitPermit
 from cutline.worker.immediate_publishing import ImmediateSink
 from cutline.worker.operator_spec import OperatorPorts, OperatorSpec
+from cutline.worker.outbox import Outbox
 
 log = get_logger(__name__)
 
@@ -35,13 +36,13 @@ class SinkCommits:
         spec: OperatorSpec,
         ports: OperatorPorts,
         *,
-        tell: Callable[[ToCoordinator], None],
+        outbox: Outbox,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._operator = spec.operator
         self._sinks = spec.sinks
         self._checkpoints = ports.checkpoints
-        self._tell = tell
+        self._outbox = outbox
         self._on_fatal = on_fatal
         self._permits: queue.SimpleQueue[CommitPermit | _ImmediateBatch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"cutline-publish-{spec.operator}", daemon=True)
@@ -90,11 +91,11 @@ class SinkCommits:
             except Exception as error:  # a sink may raise anything; the coordinator retries
                 log.warning("sink_commit_failed", sink=permit.sink, epoch=permit.epoch, exc_info=True)
                 reason = f"{type(error).__name__}: {error}"
-                self._tell(
+                self._outbox.tell(
                     SinkCommitFailed(operator=self._operator, sink=permit.sink, epoch=permit.epoch, reason=reason)
                 )
             else:
-                self._tell(
+                self._outbox.tell(
                     SinkCommitted(operator=self._operator, sink=permit.sink, epoch=permit.epoch, has_rows=has_rows)
                 )
 

@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -20,10 +19,11 @@ from cutline.model.ids import Epoch, OperatorId, SinkId, Subtask
 from cutline.ports.checkpoint_store import StoredRecord
 from cutline.ports.sinks import Sink
 from cutline.protocol.messages.agent import ResendAck, TakeSnapshot
-from cutline.protocol.messages.wire import EpochClosed, OperatorAcked, SnapshotFailed, ToCoordinator
+from cutline.protocol.messages.wire import EpochClosed, OperatorAcked, SnapshotFailed
 from cutline.protocol.publish.commit import StagedOutput
-from cutline.worker.input_barriers import InputBarriers
+from cutline.worker.inputs import Inputs
 from cutline.worker.operator_spec import OperatorPorts, OperatorSpec, OperatorStart
+from cutline.worker.outbox import Outbox
 
 log = get_logger(__name__)
 
@@ -47,8 +47,8 @@ class Snapshotter:
         spec: OperatorSpec,
         start: OperatorStart,
         ports: OperatorPorts,
-        *,
-        tell: Callable[[ToCoordinator], None],
+        inputs: Inputs,
+        outbox: Outbox,
     ) -> None:
         self._flow = spec.flow
         self._operator = spec.operator
@@ -59,9 +59,10 @@ class Snapshotter:
         self._spark_checkpoint_dir = ports.spark_checkpoint_dir
         self._query_dirs = ports.query_dirs
         self._checkpoints = ports.checkpoints
-        self._tell = tell
+        self._outbox = outbox
         self._staged = StagedOutput(start.completed_batch)
-        self.input_barriers = InputBarriers(ports.inputs)
+        self._inputs = inputs
+        self._input_logs = ports.inputs
         #: The answer sent for each open epoch, to be sent again on request.
         self._answers: dict[Epoch, OperatorAcked | SnapshotFailed] = {}
         #: The last closed epochs, complete or aborted.
@@ -94,7 +95,7 @@ class Snapshotter:
         """Bind a complete epoch's output to no later epoch; stop the work for an aborted one."""
         self._over.append(event.epoch)
         self._staged.closed(event.epoch, completed=event.completed)
-        self.input_barriers.closed(event.epoch)
+        self._inputs.closed(event.epoch)
         self._requests.put(event)
 
     def _run(self) -> None:
@@ -105,7 +106,7 @@ class Snapshotter:
                 case ResendAck():
                     # Earlier requests are done: without an answer the epoch is closed, or never reached this operator.
                     if request.epoch in self._answers:
-                        self._tell(self._answers[request.epoch])
+                        self._outbox.tell(self._answers[request.epoch])
                 case EpochClosed():
                     self._answers.pop(request.epoch, None)
                     if not request.completed:
@@ -126,14 +127,14 @@ class Snapshotter:
             log.warning("snapshot_failed", operator=self._operator, epoch=epoch, exc_info=True)
             answer = self._failure(epoch, reason)
         self._answers[epoch] = answer
-        self._tell(answer)
+        self._outbox.tell(answer)
 
     def _failure(self, epoch: Epoch, reason: str) -> SnapshotFailed:
         return SnapshotFailed(operator=self._operator, epoch=epoch, generation=self._generation, reason=reason)
 
     def report_failure(self, epoch: Epoch, reason: str) -> None:
         """The operator will never cut for this epoch."""
-        self._tell(self._failure(epoch, reason))
+        self._outbox.tell(self._failure(epoch, reason))
 
     def _take(self, request: _Request) -> StoredRecord | None:
         """Take and store the snapshot; None when it is no longer needed."""
@@ -191,11 +192,13 @@ class Snapshotter:
         """What the cut leaves unread before the inputs' barriers; None when the snapshot is no longer needed."""
         if barrier.alone is not None:
             return {}  # no cut across the flow: the inputs have no barriers of this epoch
-        return self.input_barriers.wait_in_flight(
-            action.epoch,
-            action.positions,
-            lambda: action.epoch not in self._over and not self._stopping.is_set(),
+        read = {channel: position for channel, position in action.positions.items() if channel in self._input_logs}
+        barriers = self._inputs.wait_barriers(
+            action.epoch, read, lambda: action.epoch not in self._over and not self._stopping.is_set()
         )
+        if barriers is None:
+            return None
+        return {channel: self._input_logs[channel].in_flight(read[channel], at) for channel, at in barriers.items()}
 
     def _barrier_of(self, epoch: Epoch) -> BarrierEntry:
         barrier = self._channel.find_barrier(epoch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from cutline.model.ids import Generation, Position
 from cutline.protocol.messages.wire import EntriesReleased
 from cutline.worker.log_release import LogRelease
 from tests.support.channels import append_batch, open_log
+from tests.support.outbox import KeptOutbox
 
 LONG = 10.0
 
@@ -28,13 +28,16 @@ def log(tmp_path: Path) -> ChannelLog:
 
 class Desk:
     def __init__(self, log: ChannelLog, check_fence: Callable[[], None] = lambda: None) -> None:
-        self.heard: queue.SimpleQueue[EntriesReleased] = queue.SimpleQueue()
-        self.release = LogRelease(log, Generation(3), check_fence=check_fence, tell=self.heard.put)
+        outbox = KeptOutbox()
+        self.heard = outbox.heard
+        self.release = LogRelease(log, Generation(3), check_fence=check_fence, outbox=outbox)
         self.release.start()
 
     def ask(self, below: int) -> EntriesReleased:
         self.release.request(Position(below))
-        return self.heard.get(timeout=LONG)
+        answer = self.heard.get(timeout=LONG)
+        assert isinstance(answer, EntriesReleased)
+        return answer
 
 
 def test_what_is_released_goes_and_is_confirmed(log: ChannelLog) -> None:

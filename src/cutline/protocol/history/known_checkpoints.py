@@ -66,7 +66,7 @@ def generation_starts_of(generations: Iterable[GenerationRecord]) -> list[recove
 def of_present_history(manifests: Iterable[Manifest], generations: Sequence[GenerationRecord]) -> list[Manifest]:
     """The checkpoints of the present history, ascending: none given up by a restore, none of a replaced process."""
     by_epoch = {manifest.epoch: manifest for manifest in manifests}
-    stored = ((epoch, manifest.generation) for epoch, manifest in by_epoch.items())
+    stored = [(epoch, manifest.generation) for epoch, manifest in by_epoch.items()]
     live = [by_epoch[epoch] for epoch in recovery.live_epochs(stored, generation_starts_of(generations))]
     if not generations:
         return live

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
+import time
 from functools import partial
 from pathlib import Path
 
@@ -393,6 +396,52 @@ def test_a_fetch_that_was_cut_short_is_taken_up_again(tmp_path: Path, is_publish
     flow.layout.manifest(Epoch(1)).unlink()  # as if it had been killed before the last of them
     with running(tmp_path, **remote(tmp_path)) as flow:
         assert flow.recovered.restored_epoch == 1
+
+
+def test_killed_between_two_manifests_a_new_host_asks_the_remote_tier_again(tmp_path: Path) -> None:
+    """Of the older checkpoint the records are here: it is no reason to refuse the start because of a sink."""
+    settings = {**remote(tmp_path), "on_rollback": "fail"}
+    with running(tmp_path, **settings) as flow:
+        for _ in range(2):
+            flow.emit(1)
+            copied(flow, flow.checkpoint())
+    lose_host(tmp_path)
+
+    def start() -> None:
+        faults = Faults()
+        faults.failing = kill_before_the_newest
+        with faults.injected():
+            SparklessFlow(tmp_path, **settings)
+
+    def kill_before_the_newest(operation: str, path: str) -> None:
+        if operation == "read" and path == "checkpoints/000000000002/manifest.json":
+            while not flow.layout.manifest(Epoch(1)).exists():  # they are downloaded in parallel
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert is_killed_at("remote-fetched-records", start)
+    assert [epoch for epoch in (1, 2) if flow.layout.manifest(Epoch(epoch)).exists()] == [1]
+    with running(tmp_path, **settings) as flow:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 2)
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_a_sink_that_must_not_be_rewound_gets_its_epoch_from_the_remote_tier(tmp_path: Path) -> None:
+    """The newest manifest here is rotten, and so are the records of the one before."""
+    settings = {**remote(tmp_path), "on_rollback": "fail"}
+    with running(tmp_path, **settings) as flow:
+        for _ in range(2):
+            flow.emit(2)
+            copied(flow, flow.checkpoint())
+        rows = flow.sink.rows()
+    flow.layout.manifest(Epoch(2)).write_bytes(b"rotten")
+    for path in flow.layout.checkpoint(Epoch(1)).glob("*.g*.json"):
+        path.write_bytes(b"rotten")
+    with running(tmp_path, **settings) as flow:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 2)
+        assert flow.sink.rows() == rows
 
 
 def test_a_person_may_ask_a_new_host_for_an_epoch(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from cutline.errors import FlowDefinitionError, RecoveryError
+from cutline.errors import FlowDefinitionError, LostInputError, RecoveryError
 from cutline.model.checkpoint import Manifest
 from cutline.model.ids import NO_EPOCH, Epoch
 from cutline.protocol.history.evolution import Changes, Evolution, since_checkpoint
@@ -72,6 +72,7 @@ def as_requested(inquiry: Inquiry, request: RestoreTo, stored: StoredFacts, hist
 def from_checkpoint(inquiry: Inquiry, stored: StoredFacts, history: History) -> RestorePlan | None:
     """The newest checkpoint that can be used; None if there has never been one. Raises RecoveryError."""
     reason = reason_of(inquiry)
+    forbidden: RecoveryError | None = None
     for tier, chain, known, latest in _candidates(inquiry, stored, history):
         try:
             evolution = since_checkpoint(inquiry.definition, chain[-1], known.generations, Changes())
@@ -79,10 +80,19 @@ def from_checkpoint(inquiry: Inquiry, stored: StoredFacts, history: History) -> 
             planned: RestorePlan | str = str(error)
         else:
             candidate = _Candidate(tier, chain, evolution, latest, bool(known.generations))
-            planned = _planned(inquiry, candidate, reason)
+            try:
+                planned = _planned(inquiry, candidate, reason)
+            except LostInputError:
+                raise  # an older checkpoint would need even more of it
+            except RecoveryError as error:
+                # A sink forbids it, perhaps before anything has shown that it could not be restored anyway. The other
+                # tier may have the epoch that the sink shows.
+                forbidden, planned = forbidden or error, error.what
         if isinstance(planned, RestorePlan):
             return planned
         inquiry.note(f"epoch {chain[-1].epoch} of the {tier} tier cannot be used: {planned}")
+    if forbidden is not None:
+        raise forbidden
     remote = _remote_records(inquiry)
     if inquiry.had_any(remote.stored if remote is not None and not remote.problem else stored):
         raise RecoveryError(

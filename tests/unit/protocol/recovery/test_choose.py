@@ -25,6 +25,7 @@ from cutline.protocol.recovery.facts import (
     RecoveryFacts,
     RemoteRecords,
     RestoreTo,
+    StoredFacts,
 )
 from cutline.protocol.recovery.plan import Refusal, RestorePlan
 from tests.support.recovery_facts import (
@@ -493,6 +494,34 @@ def test_how_far_a_sink_can_be_rewound_is_asked_only_if_it_must_be() -> None:
     assert NeedSinkLimits() not in world.asked
     refused = refusal(known(found, sinks=(lazy,), restore_to=RestoreTo(epoch=Epoch(1))), world)
     assert "cannot be rewound further than epoch 2" in refused.what
+
+
+@pytest.mark.parametrize("here", [stored(manifest(5), unreadable(6)), stored(manifest(5))], ids=["rotten", "not here"])
+@pytest.mark.parametrize("must_not", [{"on_rollback": "fail"}, {"can_rewind": False}], ids=str)
+def test_a_checkpoint_that_a_sink_forbids_does_not_keep_the_remote_tier_from_being_asked(
+    here: StoredFacts, must_not: dict[str, Any]
+) -> None:
+    """The local tier lacks the epoch that the sink shows; the remote tier has it."""
+    facts = known(here, sinks=(sink(6, **must_not),), has_remote=True)
+    there = RemoteRecords(epochs=frozenset({Epoch(5), Epoch(6)}), stored=stored(manifest(5), manifest(6)))
+    chosen = plan(facts, World(remote=there))
+    assert (chosen.path, chosen.epoch) == ("remote", 6)
+    assert any("epoch 5 of the local tier cannot be used: sink table has" in one for one in chosen.problems)
+
+
+def test_a_sink_that_forbids_every_checkpoint_is_the_reason_of_the_refusal() -> None:
+    facts = known(stored(manifest(4), manifest(5), unreadable(6)), sinks=(sink(6, on_rollback="fail"),))
+    for has_remote in (False, True):
+        refused = refusal(replace(facts, has_remote=has_remote))
+        assert "the flow would be restored to epoch 5, and the sink must not be rewound" in refused.what
+        assert "empty its target" in refused.next_step
+
+
+def test_lost_input_refuses_the_start_and_no_older_checkpoint_is_tried() -> None:
+    """An older checkpoint would need even more of it."""
+    since = {2: InputSince(epoch=Epoch(2), operators=frozenset(), lost=(LOST,))}
+    refused = refusal(known(stored(manifest(1), manifest(2))), World(live={ORDERS: NO_LOG}, input_since=since))
+    assert (refused.kind, refused.where["epoch"]) == ("lost_input", 2)
 
 
 def test_a_sink_that_keeps_its_rows_may_be_ahead() -> None:

@@ -16,6 +16,7 @@ from cutline.base.crashpoints import REMOTE_POINTS
 from cutline.errors import ConfigError, FencedError, NotDone
 from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, Generation, OperatorId
+from cutline.model.remote import SinkProgress
 from cutline.tiers.checkpoint_files import content_paths
 from cutline.tiers.early_upload import protected
 from cutline.tiers.remote_tier import RemoteTier
@@ -69,7 +70,8 @@ def collected_elsewhere(flow: SparklessFlow, tmp_path: Path, *, later_ms: int = 
     """By another process that knows the bucket only, without any grace."""
     other = replica_of(flow, tmp_path)
     now = now_ms() + 1_000 + later_ms
-    other.collector.collect(set(other.checkpoints.epochs()), now_ms=now, grace_ms=0, check_fence=lambda: None)
+    keep = set(other.checkpoints.epochs())
+    other.collector.collect(keep, progress=SinkProgress(), now_ms=now, grace_ms=0, check_fence=lambda: None)
 
 
 def comes_back(tmp_path: Path, epoch: int, **settings: Any) -> None:
@@ -180,7 +182,8 @@ def test_a_collector_that_saw_no_seal_has_seen_the_record(tmp_path: Path, monkey
 
         monkeypatch.setattr(other.collector, "reached", meanwhile)
         keep = set(other.checkpoints.epochs()) | {Epoch(2)}
-        other.collector.collect(keep, now_ms=now_ms() + 1_000, grace_ms=0, check_fence=lambda: None)
+        now = now_ms() + 1_000
+        other.collector.collect(keep, progress=SinkProgress(), now_ms=now, grace_ms=0, check_fence=lambda: None)
         assert names(flow, second) <= there(flow, tmp_path)
 
 

@@ -617,6 +617,23 @@ def test_epochs_without_output_are_not_missed_on_another_host(tmp_path: Path) ->
         assert_each_once(flow.sink.rows())
 
 
+def test_a_table_from_a_backup_is_noticed_by_a_host_that_takes_an_older_checkpoint(tmp_path: Path) -> None:
+    """When others are collected, an older checkpoint must not lose what it says about sinks."""
+    with running(tmp_path, **remote(tmp_path)) as flow:
+        for _ in range(4):
+            flow.emit(1)
+            copied(flow, flow.checkpoint())
+        flow.wait(flow.coordinator.is_settled)
+        flow.run._parts.background.replicator.collect()  # type: ignore[union-attr]
+        assert replica_of(flow, tmp_path).checkpoints.epochs() == [3, 4]
+    lose_host(tmp_path)
+    (tmp_path / "remote/counting/checkpoints/000000000004/manifest.json").write_bytes(b"rotten")
+    for epoch in (2, 3, 4):  # the backup has epoch 1
+        (flow.sink.folder / f"{epoch:018d}.json").unlink()
+    with pytest.raises(RecoveryError, match="it was restored from a backup"):
+        SparklessFlow(tmp_path, **remote(tmp_path))
+
+
 def test_what_was_noted_of_a_checkpoint_goes_with_it(tmp_path: Path) -> None:
     with running(tmp_path, **{**remote(tmp_path), "remote_grace": 0, "retain_checkpoints": 1}) as flow:
         for _ in range(3):

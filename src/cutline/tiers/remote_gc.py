@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from cutline.errors import MissingObject
 from cutline.model.ids import Epoch, Generation
 from cutline.model.layout import Layout
+from cutline.model.remote import SinkProgress
 from cutline.ports.objects import ObjectInfo, ObjectStore
-from cutline.protocol.history.remote_retention import ObjectKind, RemoteObject, unreferenced
+from cutline.protocol.history.remote_retention import ObjectKind, RemoteObject, progress_of_kept, unreferenced
 from cutline.tiers import early_upload
 from cutline.tiers.checkpoint_files import names_in
 from cutline.tiers.early_upload import EarlyUploads
@@ -40,6 +41,7 @@ class RemoteCollector:
         self,
         keep: Collection[Epoch],
         *,
+        progress: SinkProgress,
         now_ms: int,
         grace_ms: int,
         check_fence: Callable[[], None],
@@ -47,6 +49,7 @@ class RemoteCollector:
     ) -> list[ObjectInfo]:
         """Remove every other checkpoint, and old objects that none needs; returns the removed objects.
 
+        ``progress``: of the sinks; noted on the checkpoints that stay before any other is removed.
         Manifests go first: after a kill, a checkpoint is whole or absent. Objects younger than ``grace_ms`` may belong
         to a checkpoint that another process is uploading. A dry run returns what would be removed.
         """
@@ -57,7 +60,8 @@ class RemoteCollector:
         there = {epoch: info for info in walk if (epoch := epoch_of_manifest(info.path)) is not None}
         gone = [info for epoch, info in sorted(there.items()) if epoch not in keep]
         check_fence()
-        if not is_dry_run:
+        if gone and not is_dry_run:
+            self._note([epoch for epoch in sorted(there) if epoch in keep], progress)
             self._store.delete(info.path for info in gone)
         kept = [epoch for epoch in there if epoch in keep] if is_dry_run else self._checkpoints.epochs()
         reached = self.reached(kept)
@@ -75,6 +79,14 @@ class RemoteCollector:
             self._store.delete(one.path for one in doomed)
             self._store.collect_leftovers(grace_ms)
         return [*gone, *(infos[one.path] for one in doomed), *leftovers]
+
+    def _note(self, epochs: Iterable[Epoch], progress: SinkProgress) -> None:
+        """A new host learns from these checkpoints alone that those that are about to go were published."""
+        for epoch in epochs:
+            noted = self._checkpoints.progress_at(epoch)
+            merged = progress_of_kept(epoch, noted, progress)
+            if merged != noted:
+                self._checkpoints.store_progress(epoch, merged)
 
     def reached(self, epochs: Collection[Epoch]) -> set[str]:
         """The objects that these checkpoints need; skips checkpoints that another collector removes meanwhile."""

@@ -414,12 +414,6 @@ class Replicator:
             self._facts.check_fence()
             self._tier.fence.check_claim(self._facts.generation())
 
-        kept = [epoch for epoch in there if epoch in keep]
-        if len(kept) < len(there) and not is_dry_run:
-            check()
-            for epoch in kept:
-                # First: a new host learns from these alone that what is about to go was published.
-                self._tier.checkpoints.store_progress(epoch, progress)
         return self._tier.collector.collect(
-            keep, now_ms=now_ms(), grace_ms=grace_ms, check_fence=check, is_dry_run=is_dry_run
+            keep, progress=progress, now_ms=now_ms(), grace_ms=grace_ms, check_fence=check, is_dry_run=is_dry_run
         )

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from cutline.model.ids import NO_EPOCH, Epoch, Generation
+from cutline.model.remote import SinkProgress
 
 
 def kept_while_running(
@@ -27,6 +28,20 @@ def kept_when_stopped(
 ) -> set[Epoch]:
     """The epochs that stay of a stopped flow: as many of the newest as it retains or has ``here``, and those it has."""
     return {*there[-max(retain, len(here), 1) :], *here, *pins}
+
+
+def progress_of_kept(epoch: Epoch, noted: SinkProgress, now: SinkProgress) -> SinkProgress:
+    """What a kept checkpoint must say about sinks before others are removed, so that a new host learns it.
+
+    ``noted``: what it says. ``now``: the present progress, which shows that the others were published. For a host that
+    restores the checkpoint, epochs after it do not count as told to a sink: they must not replace one that counts.
+    """
+    seen = {
+        sink: max(counting)
+        for sink in {**noted.seen, **now.seen}
+        if (counting := [one.seen[sink] for one in (noted, now) if sink in one.seen and one.seen[sink] <= epoch])
+    }
+    return SinkProgress(everywhere=max(noted.everywhere, now.everywhere), seen=seen)
 
 
 class ObjectKind(enum.Enum):

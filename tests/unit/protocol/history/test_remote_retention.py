@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.model.ids import NO_EPOCH, Epoch, Generation
+from cutline.model.ids import NO_EPOCH, Epoch, Generation, SinkId
+from cutline.model.remote import SinkProgress
 from cutline.protocol.history.remote_retention import (
     ObjectKind,
     RemoteObject,
     kept_when_stopped,
     kept_while_running,
+    progress_of_kept,
     unreferenced,
 )
 
@@ -56,6 +58,31 @@ def test_a_stopped_flow_keeps_as_many_as_it_retains_or_has_here() -> None:
     assert kept_when_stopped(there, here=epochs(1, 3, 4), pins=(), retain=1) == {1, 2, 3, 4}
     assert kept_when_stopped(there, here=(), pins=epochs(1), retain=0) == {1, 4}, "never the last one"
     assert kept_when_stopped([], here=epochs(9), pins=(), retain=3) == {9}
+
+
+def progress(everywhere: int, **seen: int) -> SinkProgress:
+    return SinkProgress(everywhere=Epoch(everywhere), seen={SinkId(sink): Epoch(at) for sink, at in seen.items()})
+
+
+@pytest.mark.parametrize(
+    ("noted", "now", "merged"),
+    [
+        pytest.param(
+            progress(2, a=3), progress(4, a=4), progress(4, a=3), id="a later epoch does not count"
+        ),
+        pytest.param(progress(1, a=1), progress(3, a=3), progress(3, a=3), id="the newest that counts"),
+        pytest.param(progress(1, a=3), progress(3, a=1), progress(3, a=3), id="whoever says it"),
+        pytest.param(progress(4, a=1), progress(2), progress(4, a=1), id="a progress of which nothing is known"),
+        pytest.param(progress(0), progress(2, b=2), progress(2, b=2), id="a sink that is new"),
+        pytest.param(progress(0), progress(5, b=5), progress(5), id="nothing that counts"),
+        pytest.param(progress(1, a=5), progress(2, a=2), progress(2, a=2), id="noted after it was published"),
+    ],
+)
+def test_a_kept_checkpoint_says_more_of_sinks_before_others_go_and_never_less(
+    noted: SinkProgress, now: SinkProgress, merged: SinkProgress
+) -> None:
+    assert progress_of_kept(Epoch(3), noted, now) == merged
+    assert progress_of_kept(Epoch(3), merged, now) == merged, "it may be repeated"
 
 
 def one(path: str, kind: ObjectKind, *, modified_ms: int = 0, generation: int | None = None) -> RemoteObject:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import Epoch, Generation, OperatorId
+from cutline.model.remote import SinkProgress
 from cutline.protocol.history.remote_claims import Seal, claims_needed, is_replaced, is_won, judge_seal
-from cutline.protocol.history.remote_retention import kept_while_running, unreferenced
-from cutline.testing.simulator.storage.bucket import Bucket, Fenced, PublishedNote, RemoteAway
+from cutline.protocol.history.remote_retention import kept_while_running, progress_of_kept, unreferenced
+from cutline.testing.simulator.storage.bucket import Bucket, Fenced, RemoteAway
 from cutline.testing.simulator.storage.checkpoints import EntryName, Name, content_names
 from cutline.testing.simulator.storage.log import Entry
 from cutline.testing.simulator.world import Steps, Violation
@@ -134,7 +135,7 @@ class RemoteTier:
         if self._early and self._early_in != generation:
             self._early.clear()
             raise RemoteAway  # it stands in the record of an earlier generation and must be sent again
-        note = PublishedNote(everywhere=self._flow.published_everywhere(), seen=dict(self._flow.disk.seen))
+        note = SinkProgress(everywhere=self._flow.published_everywhere(), seen=dict(self._flow.disk.seen))
         self._bucket.note_published(manifest.epoch, note)
         is_created = self._bucket.create_manifest(manifest)
         if self._world.strikes("store_unknown"):
@@ -179,9 +180,10 @@ class RemoteTier:
         dropped = {epoch for epoch in there if epoch not in keep}
         if dropped:
             # First: that they were published is what a new host must know of those that stay.
-            note = PublishedNote(everywhere=self._flow.published_everywhere(), seen=dict(self._flow.disk.seen))
+            note = SinkProgress(everywhere=self._flow.published_everywhere(), seen=dict(self._flow.disk.seen))
             for epoch in sorted(set(there) - dropped):
-                self._bucket.note_published(epoch, note)
+                merged = progress_of_kept(epoch, self._bucket.published_before(epoch), note)
+                self._bucket.note_published(epoch, merged)
         self._bucket.delete_manifests(dropped)
         yield 1
         reached = {name for epoch in self._bucket.epochs() for name in self._names_of(epoch)}

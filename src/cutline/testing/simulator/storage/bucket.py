@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
-from cutline.model.ids import NO_EPOCH, Epoch, Generation, SinkId
+from cutline.model.ids import Epoch, Generation
+from cutline.model.remote import SinkProgress
 from cutline.protocol.history.known_checkpoints import of_present_history
 from cutline.protocol.history.remote_claims import newest_generation
 from cutline.protocol.history.remote_retention import ObjectKind, RemoteObject
@@ -23,14 +23,6 @@ class Fenced(Exception):  # noqa: N818 (as above)
     """Another process has taken the flow over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedNote:
-    """How far sinks were when a checkpoint was sealed."""
-
-    everywhere: Epoch = NO_EPOCH
-    seen: dict[SinkId, Epoch] = field(default_factory=dict)
-
-
 class Bucket:
     """One flow's place in an object store, shared by all hosts."""
 
@@ -41,7 +33,7 @@ class Bucket:
         self._manifests: dict[Epoch, Manifest] = {}
         self._records: dict[RecordKey, Record] = {}
         self._recorded_ms: dict[RecordKey, int] = {}
-        self._published: dict[Epoch, PublishedNote] = {}
+        self._published: dict[Epoch, SinkProgress] = {}
         #: With the time of the last write.
         self._content: dict[Name, tuple[Entry | None, int]] = {}
         #: Per generation: content that is uploaded before its checkpoint, and must not be collected.
@@ -108,13 +100,13 @@ class Bucket:
         if self._records.setdefault(key, record) is record:
             self._recorded_ms[key] = now_ms
 
-    def note_published(self, epoch: Epoch, note: PublishedNote) -> None:
+    def note_published(self, epoch: Epoch, note: SinkProgress) -> None:
         self._answer()
         self._published[epoch] = note
 
-    def published_before(self, epoch: Epoch) -> PublishedNote:
+    def published_before(self, epoch: Epoch) -> SinkProgress:
         self._answer()
-        return self._published.get(epoch, PublishedNote())
+        return self._published.get(epoch, SinkProgress())
 
     # ------------------------------------------------------------------ content
 

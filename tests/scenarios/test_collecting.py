@@ -281,6 +281,46 @@ def test_old_checkpoints_leave_the_remote_tier_as_many_stay_as_the_flow_keeps(tm
     assert_no_orphans(tmp_path)
 
 
+def test_without_the_coordinators_records_every_checkpoint_stays_in_the_remote_tier(tmp_path: Path) -> None:
+    """They name the pins, and how far sinks are."""
+    with running(tmp_path, **settings(tmp_path)) as flow:
+        for _ in range(4):
+            flow.emit(1)
+            copied(flow, flow.checkpoint())
+    for path in flow.layout.root.glob("coordinator.sqlite*"):
+        path.unlink()
+    run_gc(tmp_path, "--grace", "0")
+    assert len(list((tmp_path / "remote").glob("counting/checkpoints/*/manifest.json"))) == 4
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_host_that_is_lost_after_a_collection_knows_what_was_published(tmp_path: Path, is_collected: bool) -> None:
+    """Batches leave no trace of epochs: only the kept checkpoint says that those before it were published."""
+    told = settings(tmp_path, retain_checkpoints=1, publish="at_once")
+    with running(tmp_path, **told) as flow:
+        flow.emit(1)
+        copied(flow, flow.checkpoint())
+        flow.sink.commit_failures += [OSError("the database is away")] * 10_000
+        requested = []
+        for epoch in (2, 3, 4):
+            flow.emit(1)
+            requested.append(flow.request())
+            flow.wait(lambda: flow.step(TOTALS) or True)
+            copied(flow, epoch)
+        flow.sink.commit_failures.clear()
+        flow.wait(lambda: all(one.done() for one in requested) and flow.coordinator.is_settled())
+        flow.wait(lambda: flow.checkpoints.epochs() == [4])
+    if is_collected:
+        run_gc(tmp_path, "--grace", "0", keep=1)
+        assert len(list((tmp_path / "remote").glob("counting/checkpoints/*/manifest.json"))) == 1
+    shutil.rmtree(tmp_path / "storage")
+    with running(tmp_path, **told) as flow:
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("remote", 4)
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
 def test_a_host_that_another_has_taken_over_from_collects_nothing_there(tmp_path: Path) -> None:
     ran(tmp_path)
     put(tmp_path / "remote/counting/blobs/ab/orphan")

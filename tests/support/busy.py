@@ -30,10 +30,6 @@ from tests.support.sparkless import NUMBERS, TOTALS, Row, SparklessFlow
 _WHOLE_EVERY, _KEPT_VERSIONS = 4, 12
 
 
-#: What the flow's own code says, a shell cannot know.
-KEEP_TWO = {"CUTLINE_RETAIN_CHECKPOINTS": "2"}
-
-
 class BusyFlow(SparklessFlow):
     """Its state is now and then written as a whole, as Spark's maintenance does."""
 
@@ -110,10 +106,12 @@ def live_busily(storage: Path, seed: int) -> None:
         time.sleep(chance.random() * 0.01)
 
 
-def run_gc(storage: Path, *more: str) -> Any:
+def run_gc(storage: Path, *more: str, keep: int = 2) -> Any:
     """``cutline gc`` of a flow that does not run."""
     where = ["--flow", "counting", "--storage", str(storage / "storage"), "--remote", str(storage / "remote")]
-    result = CliRunner().invoke(app, ["gc", *where, "--json", *more], env=KEEP_TWO, catch_exceptions=False)
+    # What the flow's own code says, a shell cannot know.
+    environment = {"CUTLINE_RETAIN_CHECKPOINTS": str(keep)}
+    result = CliRunner().invoke(app, ["gc", *where, "--json", *more], env=environment, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -25,7 +25,6 @@ from cutline.maintenance.findings import WHY, Collected, Garbage, found
 from cutline.maintenance.gc_local import collect_stopped
 from cutline.maintenance.gc_remote import collect_remote
 from cutline.model.layout import Layout
-from cutline.protocol.history.remote_retention import kept_when_stopped
 from cutline.runtime.lock import FlowLock, running_pid
 from cutline.runtime.stores import store_at
 from cutline.storage.local import LocalStore
@@ -134,9 +133,9 @@ def _collect_stopped(
         local = store.checkpoints.epochs() if layout.checkpoints.is_dir() else []
         there = collect_remote(
             tier,
-            keep=kept_when_stopped(
-                tier.checkpoints.epochs(), here=local, pins=known.pins, retain=options.retain_checkpoints
-            ),
+            known,
+            here=local,
+            retain=options.retain_checkpoints,
             # An interrupted start has taken a generation, perhaps recorded it in the remote tier, but not here.
             generation=max([known.generation, *(record.generation for record in generations)]),
             grace_ms=grace_ms,

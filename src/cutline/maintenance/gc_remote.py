@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from cutline.base import durable
 from cutline.base.clock import now_ms
 from cutline.errors import DamagedRecordError
 from cutline.maintenance.findings import WHY, Collected, Garbage, OnFound, _ignore
 from cutline.model.ids import Epoch, Generation
+from cutline.ports.inspection import CoordinatorRecords
 from cutline.ports.objects import ObjectInfo
+from cutline.protocol.history.remote_retention import kept_when_stopped, progress_when_stopped
 from cutline.tiers import early_upload
 from cutline.tiers.remote_tier import RemoteTier
 
 
 def collect_remote(
     tier: RemoteTier,
+    known: CoordinatorRecords,
     *,
-    keep: Iterable[Epoch],
+    here: Collection[Epoch],
+    retain: int,
     generation: Generation,
     grace_ms: int,
     is_dry_run: bool,
     on_found: OnFound = _ignore,
 ) -> Collected:
-    """Collect the remote tier of a stopped flow; the caller holds its lock. Raises FencedError if another host runs."""
+    """Collect the remote tier of a stopped flow; the caller holds its lock. Raises FencedError if another host runs.
+
+    ``here``: the checkpoints of this host.
+    """
+    there = tier.checkpoints.epochs()
+    # Without the coordinator's records, neither pins nor the progress of sinks are known: every checkpoint stays.
+    keep = set(there) if known.problem else kept_when_stopped(there, here=here, pins=known.pins, retain=retain)
     try:
         gone = tier.collector.collect(
-            set(keep),
+            keep,
+            progress=progress_when_stopped(known.published, known.seen),
             now_ms=now_ms(),
             grace_ms=grace_ms,
             check_fence=lambda: tier.fence.check_fence(generation),

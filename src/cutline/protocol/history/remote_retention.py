@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cutline.model.ids import NO_EPOCH, Epoch, Generation
+from cutline.model.ids import NO_EPOCH, Epoch, Generation, SinkId
 from cutline.model.remote import SinkProgress
 
 
@@ -28,6 +28,11 @@ def kept_when_stopped(
 ) -> set[Epoch]:
     """The epochs that stay of a stopped flow: as many of the newest as it retains or has ``here``, and those it has."""
     return {*there[-max(retain, len(here), 1) :], *here, *pins}
+
+
+def progress_when_stopped(published: Mapping[SinkId, Epoch], seen: Mapping[SinkId, Epoch]) -> SinkProgress:
+    """The progress of a stopped flow's sinks, by the coordinator's records; these may also name former sinks."""
+    return SinkProgress(everywhere=min(published.values(), default=NO_EPOCH), seen=dict(seen))
 
 
 def progress_of_kept(epoch: Epoch, noted: SinkProgress, now: SinkProgress) -> SinkProgress:

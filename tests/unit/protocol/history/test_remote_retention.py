@@ -12,6 +12,7 @@ from cutline.protocol.history.remote_retention import (
     kept_when_stopped,
     kept_while_running,
     progress_of_kept,
+    progress_when_stopped,
     unreferenced,
 )
 
@@ -67,9 +68,7 @@ def progress(everywhere: int, **seen: int) -> SinkProgress:
 @pytest.mark.parametrize(
     ("noted", "now", "merged"),
     [
-        pytest.param(
-            progress(2, a=3), progress(4, a=4), progress(4, a=3), id="a later epoch does not count"
-        ),
+        pytest.param(progress(2, a=3), progress(4, a=4), progress(4, a=3), id="a later epoch does not count"),
         pytest.param(progress(1, a=1), progress(3, a=3), progress(3, a=3), id="the newest that counts"),
         pytest.param(progress(1, a=3), progress(3, a=1), progress(3, a=3), id="whoever says it"),
         pytest.param(progress(4, a=1), progress(2), progress(4, a=1), id="a progress of which nothing is known"),
@@ -83,6 +82,13 @@ def test_a_kept_checkpoint_says_more_of_sinks_before_others_go_and_never_less(
 ) -> None:
     assert progress_of_kept(Epoch(3), noted, now) == merged
     assert progress_of_kept(Epoch(3), merged, now) == merged, "it may be repeated"
+
+
+def test_the_slowest_sink_of_a_stopped_flow_says_how_far_all_are() -> None:
+    a, b = SinkId("a"), SinkId("b")
+    found = progress_when_stopped({a: Epoch(4), b: Epoch(2)}, {a: Epoch(3)})
+    assert found == SinkProgress(everywhere=Epoch(2), seen={a: Epoch(3)})
+    assert progress_when_stopped({}, {}) == SinkProgress(), "without records nothing is known"
 
 
 def one(path: str, kind: ObjectKind, *, modified_ms: int = 0, generation: int | None = None) -> RemoteObject:

@@ -11,13 +11,14 @@ import pytest
 from cutline.base.clock import now_ms
 from cutline.base.retry import Retry
 from cutline.channels.segment_store import PLACE_FILE, SegmentStore, whereabouts
-from cutline.errors import ConfigError, NotDone
+from cutline.errors import ConfigError, NotDone, OutcomeUnknown, RecoveryError
 from cutline.maintenance.gc_live import LiveCollection
-from cutline.model.ids import Position
+from cutline.model.ids import Epoch, Position
 from cutline.objects import open_store
 from tests.support.killing import is_killed_at
 from tests.support.remote import Faults, copied, lose_host, remote
 from tests.support.running import assert_each_once, running
+from tests.support.spark_dirs import content_of
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 
 
@@ -193,6 +194,58 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, monkeyp
             flow.drain()
             assert_each_once(flow.sink.rows())
     assert len(tries) >= 4
+
+
+def with_rows_in_flight(tmp_path: Path, **settings: Any) -> Epoch:
+    """Two checkpoints; the newest has rows in flight, which a restore reads. Spark's directories are lost."""
+    with running(tmp_path, **settings) as flow:
+        flow.emit(2)
+        flow.checkpoint()
+        for _ in range(3):
+            flow.step(NUMBERS)
+        future = flow.request()
+        flow.wait(future.done)
+    shutil.rmtree(flow.layout.spark_dirs)
+    return future.result()
+
+
+def test_a_store_that_is_away_while_a_checkpoint_is_restored_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older checkpoint must not be restored instead: sinks would be rewound for nothing."""
+    monkeypatch.setattr("cutline.objects.waiting.STORE_RETRY", Retry(deadline_s=60.0))
+    last = with_rows_in_flight(tmp_path, **stored(tmp_path))
+    away = [NotDone("away"), OutcomeUnknown("no answer"), NotDone("away")]
+    faults = Faults()
+    faults.failing = lambda operation, _: away.pop() if operation == "read" and away else None
+    with (
+        faults.injected("cutline.channels.segment_store.open_store"),
+        running(tmp_path, **stored(tmp_path)) as flow,
+    ):
+        assert not away
+        assert (flow.recovered.path, flow.recovered.restored_epoch) == ("local", last)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+@pytest.mark.parametrize("mode", ["unaligned", "per-operator"])
+def test_a_store_that_stays_away_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Neither while a checkpoint is restored nor while the flow looks whether it can continue."""
+    monkeypatch.setattr("cutline.objects.waiting.STORE_RETRY", Retry(limit=2))
+    settings = {**stored(tmp_path), "mode": mode}
+    with_rows_in_flight(tmp_path, **settings)
+    rows = content_of(tmp_path / "table")
+    faults = Faults()
+    faults.failing = lambda operation, _: NotDone("away") if operation == "read" else None
+    with (
+        faults.injected("cutline.channels.segment_store.open_store"),
+        pytest.raises(RecoveryError, match=r"unknown.*make the channel store reachable; nothing has been changed"),
+    ):
+        SparklessFlow(tmp_path, **settings)
+    assert content_of(tmp_path / "table") == rows
+    with running(tmp_path, **settings) as flow:
+        flow.drain()
+        assert_each_once(flow.sink.rows())
 
 
 def test_rows_that_no_entry_names_are_collected(tmp_path: Path) -> None:

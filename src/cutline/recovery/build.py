@@ -7,24 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cutline.base import durable
-from cutline.base.logs import get_logger
 from cutline.channels.log import ChannelLog
-from cutline.errors import CutlineError, RecoveryError
+from cutline.errors import CutlineError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
-from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, Position
+from cutline.model.ids import NO_EPOCH, Generation, OperatorId, Position
 from cutline.protocol.history.evolution import Evolution
 from cutline.protocol.history.lineage import Lineage
 from cutline.protocol.recovery.facts import Trial
 from cutline.protocol.recovery.plan import RestorePlan
+from cutline.protocol.recovery.trial import trial_of
 from cutline.recovery.at_rest import FlowAtRest
-from cutline.recovery.directories import Restorer, check_inputs
+from cutline.recovery.directories import Restorer
 from cutline.recovery.evolve import begin_log, evolve
 from cutline.recovery.inputs import ran_in
 from cutline.recovery.logs import continued
-from cutline.recovery.repeating import build_alone
-
-log = get_logger(__name__)
+from cutline.recovery.repeating import build_each_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,7 @@ class Builder:
     note: Callable[[str], None] = field(default=lambda _: None)
 
     def build(self, plan: RestorePlan) -> Built | Trial:
-        """Raises RecoveryError if no other checkpoint would help."""
+        """Raises RecoveryError if no other checkpoint would help, or the error says nothing about this one."""
         match plan.path:
             case "fresh":
                 return self._fresh(plan)
@@ -76,10 +74,8 @@ class Builder:
     def _or_trial(self, plan: RestorePlan, build: Callable[[RestorePlan], Built]) -> Built | Trial:
         try:
             return build(plan)
-        except RecoveryError:
-            raise
         except (CutlineError, OSError) as error:
-            return _trial(plan, plan.epoch or NO_EPOCH, error)
+            return trial_of(plan, plan.epoch or NO_EPOCH, error, flow=self.flow.graph.flow)
 
     def _fresh(self, plan: RestorePlan) -> Built:
         flow, lineage = self.flow, Lineage.begin(self.generation)
@@ -112,20 +108,13 @@ class Builder:
         return {name: logs[name] for name in joined}, notes
 
     def _alone(self, plan: RestorePlan) -> Built | Trial:
-        manifests = {one.epoch: one for one in plan.manifests}
-        for name, epoch in plan.alone.items():
-            folder = self.flow.layout.spark_checkpoint_dir(name, self.generation)
-            try:
-                build_alone(self.flow, name, manifests.get(epoch), self.logs, folder)
-            except (CutlineError, OSError) as error:
-                return _trial(plan, epoch, error, operator=name)
-            log.warning("operator_restored_alone", flow=self.flow.graph.flow, operator=name, epoch=epoch)
+        trial = build_each_alone(self.flow, plan, self.logs, self.generation)
+        if trial is not None:
+            return trial
         return self._continued(plan, continued(self.logs, self.generation), list(plan.alone))
 
     def _regional(self, plan: RestorePlan) -> Built:
-        manifest = plan.manifests[-1]
-        check_inputs(manifest, plan.region, self.logs)
-        restored = self._restorer(plan).build(manifest, plan.region)
+        restored = self._restorer(plan).build_region(plan.manifests[-1], plan.region, self.logs)
         return self._continued(plan, {**continued(self.logs, self.generation), **restored}, list(restored))
 
     def _whole(self, plan: RestorePlan) -> Built:
@@ -168,10 +157,6 @@ class Builder:
             evolution=plan.evolution.with_notes(notes or {}),
             generations=self.generations,
         )
-
-
-def _trial(plan: RestorePlan, epoch: Epoch, error: Exception, operator: OperatorId | None = None) -> Trial:
-    return Trial(path=plan.path, tier=plan.tier, epoch=epoch, problem=str(error), operator=operator)
 
 
 def _beginning(positions: Mapping[OperatorId, Position], where: str) -> str:

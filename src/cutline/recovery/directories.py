@@ -28,7 +28,7 @@ def verified_record(checkpoints: CheckpointStore, manifest: Manifest, operator: 
     return record
 
 
-def check_inputs(manifest: Manifest, region: Collection[OperatorId], logs: Mapping[OperatorId, ChannelLog]) -> None:
+def _check_inputs(manifest: Manifest, region: Collection[OperatorId], logs: Mapping[OperatorId, ChannelLog]) -> None:
     """Check that the logs from outside the region still hold, byte for byte, all that the region will read again."""
     for name in sorted(region):
         for channel_name, position in manifest.operators[name].positions.items():
@@ -40,7 +40,7 @@ def check_inputs(manifest: Manifest, region: Collection[OperatorId], logs: Mappi
                     f"log begins at {channel.start}, {name} reads from {position} on", channel=channel_name
                 )
             for entry in channel.data_entries(position):
-                check_segments(channel, entry)
+                check_segments(channel, entry, flow=manifest.flow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,13 @@ class Restorer:
         for name, record in records.items():
             self.place(record, name)
         return channels
+
+    def build_region(
+        self, manifest: Manifest, region: Collection[OperatorId], logs: Mapping[OperatorId, ChannelLog]
+    ) -> dict[OperatorId, ChannelLog]:
+        """The same for a region; ``logs``: the present logs, from which it will read again."""
+        _check_inputs(manifest, region, logs)
+        return self.build(manifest, region)
 
     def record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord:
         return verified_record(self.flow.checkpoints, manifest, operator)
@@ -99,5 +106,5 @@ class Restorer:
         if channel.start > first:
             raise DamagedRecordError(f"log begins at {channel.start}, needed from {first}", channel=name)
         for entry in channel.data_entries(first, cut.barrier):
-            check_segments(channel, entry)
+            check_segments(channel, entry, flow=manifest.flow)
         return channel

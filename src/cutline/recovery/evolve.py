@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,7 @@ from cutline.model.ids import (
 )
 from cutline.model.layout import Layout
 from cutline.model.remote import SinkProgress
+from cutline.objects.waiting import wait_for_store
 from cutline.protocol.history.evolution import Evolution
 from cutline.protocol.history.lineage import Lineage, Span, spans_of
 from cutline.protocol.publish.commit import CommitPermit
@@ -48,6 +50,7 @@ from cutline.protocol.recovery.plan import RestorePlan
 from cutline.protocol.recovery.sink_rules import published_everywhere
 from cutline.recovery.at_rest import FlowAtRest
 from cutline.recovery.directories import Restorer
+from cutline.recovery.logs import ensure
 from cutline.worker.snapshots import acknowledgement
 
 
@@ -178,7 +181,7 @@ class _Evolving:
         channel = ChannelLog.open(new, folder, Lineage(spans=(Span(generation, first),)))
         for copy in channel.data_entries():
             for segment in copy.segments:
-                channel.segments.ensure(segment, deep=False)  # executors may look for it elsewhere
+                ensure(channel, segment, deep=False, flow=self._flow.graph.flow)  # executors may look for it elsewhere
         return channel
 
     def _copied(self, entry: Entry, log: ChannelLog, folder: Path) -> Entry:
@@ -191,7 +194,8 @@ class _Evolving:
             name = f"{log.operator}.{segment.name}"
             target = codec.data_dir(folder) / name
             if not target.exists():
-                os.link(log.segments.local_copy(segment.name), target)
+                local = wait_for_store(partial(log.segments.local_copy, segment.name), flow=self._flow.graph.flow)
+                os.link(local, target)
             segments.append(msgspec.structs.replace(segment, name=name))
         # The old epochs publish its staged output.
         return msgspec.structs.replace(

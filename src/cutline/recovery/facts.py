@@ -9,7 +9,7 @@ from dataclasses import replace
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
 from cutline.channels.log import ChannelLog
-from cutline.errors import CutlineError, StoreError
+from cutline.errors import CutlineError, RecoveryError, StoreError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
@@ -156,7 +156,10 @@ class Gathering:
                 live = {name: self._live_log(name, generation) for name in complete}
                 return replace(facts, live={name: self._live(name, need, problem) for name, problem in live.items()})
             case NeedSegments(first=first):
-                missing = {name: missing_segments(self.logs[name], position) for name, position in first.items()}
+                missing = {
+                    name: missing_segments(self.logs[name], position, flow=flow.graph.flow)
+                    for name, position in first.items()
+                }
                 return replace(facts, missing_segments=missing)
             case NeedInputSince():
                 current = flow.generations.load_all()[-1]
@@ -208,6 +211,8 @@ class Gathering:
             # A directory that is behind its log is usable only if the log says how to continue.
             try:
                 check_repeatable(flow, name, flow.query_dirs.last_committed(folder), self.logs)
+            except RecoveryError:
+                raise  # a store does not answer: that is no damage
             except CutlineError as error:
                 damage = [str(error)]
         if damage:

@@ -22,14 +22,14 @@ from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Generation, Op
 from cutline.ports.telemetry import Telemetry
 from cutline.protocol.history.lineage import Lineage, lineage_of
 from cutline.protocol.history.regions import LastRestore
-from cutline.protocol.recovery.facts import NeedInputSince, Trial
+from cutline.protocol.recovery.facts import NeedInputSince
 from cutline.protocol.recovery.plan import Refusal, RestorePlan
 from cutline.protocol.recovery.region import Hopeless, RegionFacts, choose_region, region_to_stop, remembered
 from cutline.recovery.at_rest import FlowAtRest
-from cutline.recovery.directories import Restorer, check_inputs
+from cutline.recovery.directories import Restorer
 from cutline.recovery.enter import Entry, enter
 from cutline.recovery.inputs import input_since
-from cutline.recovery.repeating import build_alone
+from cutline.recovery.repeating import build_each_alone
 from cutline.recovery.retired_operators import collect_spark_dirs, held_files
 from cutline.recovery.sinks import abort_invisible
 from cutline.worker.immediate_publishing import ImmediateSink
@@ -262,13 +262,13 @@ class RegionRecovery:
                     found = input_since(self._flow, decision, live)
                     facts = replace(facts, input_since=(*facts.input_since, found))
                 case RestorePlan(path="alone"):
-                    trial = self._built_alone(decision, generation)
+                    # Its log is unchanged, so nothing downstream is affected.
+                    trial = build_each_alone(self._flow, decision, self._parts.channels, generation)
                     if trial is None:
                         return decision, {}
+                    self._note(f"epoch {trial.epoch} of {trial.operator} cannot be used: {trial.problem}")
                     facts = replace(facts, trials=(*facts.trials, trial))
                 case RestorePlan():
-                    manifest = decision.manifests[-1]
-                    check_inputs(manifest, decision.region, self._parts.channels)
                     restorer = Restorer(
                         flow=self._flow,
                         generation=generation,
@@ -276,21 +276,10 @@ class RegionRecovery:
                         may_lose_input=self._may_lose_input,
                         ran_in=live,
                     )
-                    return decision, restorer.build(manifest, decision.region)
+                    built = restorer.build_region(decision.manifests[-1], decision.region, self._parts.channels)
+                    return decision, built
                 case _:
                     raise LookupError(f"a running flow is not asked for {decision}")
-
-    def _built_alone(self, plan: RestorePlan, generation: Generation) -> Trial | None:
-        """Per-operator mode: restores only this operator; its log is unchanged, so nothing downstream is affected."""
-        manifests = {one.epoch: one for one in plan.manifests}
-        for name, epoch in plan.alone.items():
-            folder = self._flow.layout.spark_checkpoint_dir(name, generation)
-            try:
-                build_alone(self._flow, name, manifests.get(epoch), self._parts.channels, folder)
-            except (CutlineError, OSError) as error:
-                self._note(f"epoch {epoch} of {name} cannot be used: {error}")
-                return Trial(path=plan.path, tier=plan.tier, epoch=epoch, problem=str(error), operator=name)
-        return None
 
     def _enter(
         self, plan: RestorePlan, restored: dict[OperatorId, ChannelLog], generation: Generation, failed: OperatorId

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from cutline.base.logs import get_logger
 from cutline.channels.log import ChannelLog
-from cutline.errors import DamagedRecordError
+from cutline.errors import CutlineError, DamagedRecordError
 from cutline.model.checkpoint import Manifest
 from cutline.model.entries import DataEntry
-from cutline.model.ids import NO_BATCH, START, BatchId, OperatorId, Position
+from cutline.model.ids import NO_BATCH, START, BatchId, Generation, OperatorId, Position
+from cutline.protocol.recovery.facts import Trial
+from cutline.protocol.recovery.plan import RestorePlan
+from cutline.protocol.recovery.trial import trial_of
 from cutline.recovery.at_rest import FlowAtRest
 from cutline.recovery.directories import verified_record
 from cutline.recovery.logs import check_segments
+
+log = get_logger(__name__)
 
 Logs = Mapping[OperatorId, ChannelLog]
 
@@ -42,6 +48,21 @@ def build_alone(flow: FlowAtRest, operator: OperatorId, manifest: Manifest | Non
         flow.query_dirs.commit_plan(folder, entry.batch)
 
 
+def build_each_alone(flow: FlowAtRest, plan: RestorePlan, logs: Logs, generation: Generation) -> Trial | None:
+    """Directories of the operators that the plan restores alone; their logs are unchanged. A trial: of one that failed.
+
+    Raises RecoveryError if an error says nothing about the checkpoint.
+    """
+    manifests = {one.epoch: one for one in plan.manifests}
+    for name, epoch in plan.alone.items():
+        try:
+            build_alone(flow, name, manifests.get(epoch), logs, flow.layout.spark_checkpoint_dir(name, generation))
+        except (CutlineError, OSError) as error:
+            return trial_of(plan, epoch, error, flow=flow.graph.flow, operator=name)
+        log.warning("operator_restored_alone", flow=flow.graph.flow, operator=name, epoch=epoch)
+    return None
+
+
 def _to_repeat(
     flow: FlowAtRest, operator: OperatorId, after: BatchId, read: Mapping[OperatorId, Position], logs: Logs
 ) -> list[DataEntry]:
@@ -59,5 +80,5 @@ def _to_repeat(
         if logs[name].start > first:
             raise DamagedRecordError(f"log begins at {logs[name].start}, needed from {first}", channel=name)
         for entry in logs[name].data_entries(first):
-            check_segments(logs[name], entry)
+            check_segments(logs[name], entry, flow=flow.graph.flow)
     return entries

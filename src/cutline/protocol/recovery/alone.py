@@ -22,16 +22,20 @@ def epoch_alone(
 
     Raises RecoveryError if that has failed too.
     """
-    failed = {one.epoch: one.problem for one in trials if one.operator == operator}
+    failed = {one.epoch: one for one in trials if one.operator == operator}
     for manifest in reversed([one for one in manifests if operator in one.operators]):
         if manifest.epoch not in failed:
             return manifest.epoch
-        note(f"epoch {manifest.epoch} of {operator} cannot be used: {failed[manifest.epoch]}")
+        note(f"epoch {manifest.epoch} of {operator} cannot be used: {failed[manifest.epoch].problem}")
     if NO_EPOCH not in failed:
         return NO_EPOCH
+    last = failed[NO_EPOCH]
+    why = "its log does not reach back to the beginning" if last.is_damage else "it cannot begin without state either"
     raise RecoveryError(
-        f"none of its checkpoints can be used, and its log does not reach back to the beginning: {failed[NO_EPOCH]}",
-        next_step="restore the storage folder from a backup, or start over under a new flow name",
+        f"none of its checkpoints can be used, and {why}: {last.problem}",
+        next_step="restore the storage folder from a backup, or start over under a new flow name"
+        if last.is_damage
+        else "fix the cause, then restart the flow; nothing has been changed",
         flow=flow,
         operator=operator,
     )

@@ -160,7 +160,7 @@ class InputAhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A plan that could not be built, because what it restores is damaged."""
+    """A plan that could not be built, most likely because what it restores is damaged."""
 
     #: ``RestorePlan.path`` and ``tier`` of it.
     path: str
@@ -169,6 +169,8 @@ class Trial:
     problem: str
     #: The operator that was restored alone; None: not one alone.
     operator: OperatorId | None = None
+    #: False: a file could not be read or written, for a reason that only the problem says.
+    is_damage: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -212,6 +212,11 @@ def test_in_per_operator_mode_one_operator_is_restored_alone() -> None:
     assert plan(tried, world).alone == {TOTALS: 0}
     tried = replace(tried, trials=(*tried.trials, failed("alone", "local", 0, TOTALS)))
     assert "does not reach back to the beginning" in refusal(tried, world).what
+    # A full disk is no damage.
+    full = replace(tried.trials[-1], problem="no space left on device", is_damage=False)
+    refused = refusal(replace(tried, trials=(*tried.trials[:-1], full)), world)
+    assert "it cannot begin without state either: no space left on device" in refused.what
+    assert refused.next_step == "fix the cause, then restart the flow; nothing has been changed"
 
 
 def test_without_any_checkpoint_ever_a_damaged_flow_begins_anew() -> None:

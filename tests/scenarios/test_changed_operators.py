@@ -10,6 +10,7 @@ import pytest
 
 from cutline.errors import ConfigError, RecoveryError
 from cutline.model.ids import OperatorId
+from cutline.storage.query_dir import LocalQueryDir
 from tests.support.changes import AFTER, BEFORE, CHANGES, NEW_TABLES, TABLES, first_life
 from tests.support.changing import ChangingFlow, changing, counted
 
@@ -74,6 +75,35 @@ def test_names_may_be_swapped(tmp_path: Path) -> None:
         flow.emit(3)
         flow.settle()
         assert flow.table("first") == flow.table("second") == counted(0, 6)
+
+
+@pytest.mark.parametrize(
+    ("names", "again"),
+    [({"one": "three"}, {}), ({"one": "three"}, {"one": "three"}), ({"one": "two", "two": "one"}, {})],
+    ids=["renamed", "renamed and restored again", "swapped"],
+)
+def test_a_source_that_had_read_nothing_begins_again_where_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: dict[str, str], again: dict[str, str]
+) -> None:
+    """Under whatever name: otherwise a source that begins at the latest position would skip input."""
+    edges, tables = {"one": (), "two": ()}, {"first": "one", "second": "two"}
+    with changing(tmp_path, edges, tables) as flow:
+        epoch = flow.checkpoint()
+        flow.emit(2)
+        flow.settle()
+        ran_in = {name: flow.spark(name).root for name in edges}
+    begun: dict[str, Path] = {}
+
+    def begin(_: LocalQueryDir, folder: Path, live_dir: Path) -> None:
+        begun[folder.parent.name] = live_dir
+
+    monkeypatch.setattr(LocalQueryDir, "begin_as_before", begin)
+    renamed = {names.get(name, name): () for name in edges}
+    moved = {sink: names.get(name, name) for sink, name in tables.items()}
+    for rename in filter(None, (names, again)):
+        with changing(tmp_path, renamed, moved, restore_to=epoch, rename=rename) as flow:
+            assert begun == {names.get(name, name): folder for name, folder in ran_in.items()}
+            ran_in = {name: flow.spark(names.get(name, name)).root for name in edges}
 
 
 def test_the_old_code_goes_back_across_the_change(tmp_path: Path) -> None:

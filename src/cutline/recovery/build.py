@@ -131,13 +131,14 @@ class Builder:
         return built
 
     def _restorer(self, plan: RestorePlan) -> Restorer:
-        live = self.flow.layout.live_dirs(self.generations[-1].spark_dirs) if self.generations else {}
+        new_names = plan.evolution.renaming.new_names
+        live = ran_in(self.flow, self.generations[-1], plan.manifests[-1], new_names) if self.generations else {}
         return Restorer(
             flow=self.flow,
             generation=self.generation,
             note=self.note,
             may_lose_input=self.may_lose_input,
-            ran_in=ran_in(live, plan.evolution.renaming.new_names),
+            ran_in={new_names.get(old, old): folder for old, folder in live.items()},
         )
 
     def _built(

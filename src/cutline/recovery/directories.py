@@ -53,7 +53,7 @@ class Restorer:
     note: Callable[[str], None]
     #: Whether source positions are moved past lost input.
     may_lose_input: bool = False
-    #: The directories that operators have run in since the checkpoint, by their former and present names.
+    #: The directories that operators have run in since the checkpoint, by their names in the code.
     ran_in: Mapping[OperatorId, Path] = field(default_factory=dict)
 
     def build(self, manifest: Manifest, operators: Collection[OperatorId]) -> dict[OperatorId, ChannelLog]:
@@ -83,7 +83,7 @@ class Restorer:
         query_dirs = self.flow.query_dirs
         folder = self.flow.layout.spark_checkpoint_dir(name, self.generation)
         query_dirs.restore(record, folder)
-        live = self.ran_in.get(record.operator) or self.ran_in.get(name)
+        live = self.ran_in.get(name)
         if record.batch == NO_BATCH and live is not None:
             query_dirs.begin_as_before(folder, live)
         if self.may_lose_input and not record.positions:

@@ -39,7 +39,7 @@ from cutline.protocol.recovery.facts import (
     StoredFacts,
 )
 from cutline.recovery.at_rest import FlowAtRest
-from cutline.recovery.inputs import input_ahead, input_since
+from cutline.recovery.inputs import input_ahead, input_since, ran_in
 from cutline.recovery.logs import missing_segments
 from cutline.recovery.repeating import check_repeatable
 from cutline.tiers.remote_at_start import RemoteAtStart
@@ -163,7 +163,7 @@ class Gathering:
                 return replace(facts, missing_segments=missing)
             case NeedInputSince():
                 current = flow.generations.load_all()[-1]
-                found = input_since(flow, need, flow.layout.live_dirs(current.spark_dirs))
+                found = input_since(flow, need, ran_in(flow, current, need.manifest, need.new_names))
                 return replace(facts, input_since=(*facts.input_since, found))
             case NeedInputAhead():
                 current = flow.generations.load_all()[-1]

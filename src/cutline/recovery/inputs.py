@@ -7,23 +7,33 @@ from dataclasses import replace
 from pathlib import Path
 
 from cutline.errors import CutlineError, StoreError
-from cutline.model.generation import LostInput
+from cutline.model.checkpoint import Manifest
+from cutline.model.generation import GenerationRecord, LostInput
 from cutline.model.ids import Generation, OperatorId
+from cutline.protocol.history.log_histories import names_in_last_run
 from cutline.protocol.recovery.facts import InputAhead, InputProblem, InputSince, NeedInputSince
 from cutline.recovery.at_rest import FlowAtRest
 
 
-def ran_in(live_dirs: Mapping[OperatorId, Path], new_names: Mapping[OperatorId, OperatorId]) -> dict[OperatorId, Path]:
-    """Where operators have run since a checkpoint, under their former or their present names."""
-    today = {old: live_dirs[new] for old, new in new_names.items() if new in live_dirs}
-    return {**today, **live_dirs}
+def ran_in(
+    flow: FlowAtRest, last: GenerationRecord, manifest: Manifest, new_names: Mapping[OperatorId, OperatorId]
+) -> dict[OperatorId, Path]:
+    """The directories that operators have run in since a checkpoint, by their names in it.
+
+    ``last``: the newest generation. ``new_names``: the names in the code; empty: as in the checkpoint.
+    """
+    live = flow.layout.live_dirs(last.spark_dirs)
+    names = names_in_last_run(last, manifest.generation, new_names or {name: name for name in manifest.operators})
+    return {old: live[name] for old, name in names.items()}
 
 
-def input_since(flow: FlowAtRest, need: NeedInputSince, live_dirs: Mapping[OperatorId, Path]) -> InputSince:
-    """The input that sources cannot read again; ``live_dirs`` say what they have read since the checkpoint."""
+def input_since(flow: FlowAtRest, need: NeedInputSince, folders: Mapping[OperatorId, Path]) -> InputSince:
+    """The input that sources cannot read again.
+
+    ``folders``: the directories that they have run in since, by their names in the checkpoint.
+    """
     manifest = need.manifest
     found = InputSince(epoch=manifest.epoch, operators=need.operators, tier=need.tier)
-    folders = ran_in(live_dirs, need.new_names)
     lost: list[LostInput] = []
     for name in sorted(need.operators):
         if name not in manifest.operators or name not in folders:

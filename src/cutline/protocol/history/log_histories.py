@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord, Spans
@@ -51,3 +51,24 @@ def log_histories(
         elif restored is not None:
             left[name] = [(generation, START)]  # it joined after the checkpoint: its log does not belong to the history
     return begun, left
+
+
+def names_in_last_run(
+    last: GenerationRecord, taken_in: Generation, new_names: Mapping[OperatorId, OperatorId]
+) -> dict[OperatorId, OperatorId]:
+    """Per operator of a checkpoint: its name in the last run, as far as that is known.
+
+    ``taken_in``: the generation of the checkpoint. ``new_names``: from the checkpoint's names to those of the code. An
+    operator whose log began after the checkpoint had another name in it, or is new.
+    """
+
+    def is_younger(name: OperatorId) -> bool:
+        return last.begun.get(name, taken_in) > taken_in
+
+    names: dict[OperatorId, OperatorId] = {}
+    for old, new in new_names.items():
+        if old in last.spark_dirs and not is_younger(old):
+            names[old] = old  # it is renamed only now, if at all
+        elif old != new and new in last.spark_dirs and is_younger(new):
+            names[old] = new
+    return names

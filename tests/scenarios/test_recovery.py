@@ -93,13 +93,18 @@ def test_a_start_killed_before_its_generation_is_a_first_start_again(flow: Store
     assert flow.start().path == "fresh"
 
 
-def test_a_damaged_flow_without_any_checkpoint_begins_again_and_says_so(flow: StoredFlow) -> None:
+def test_a_damaged_flow_without_any_checkpoint_begins_again_and_says_so(
+    flow: StoredFlow, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     flow.start()
     flow.run_all(batches=2)
     lose_spark_dir(flow)
     recovered = flow.start()
     assert (recovered.path, recovered.generation) == ("fresh", 2)
     assert "no checkpoint had ever completed" in recovered.reason
+    said = [one for one in caplog.records if one.getMessage().startswith("recovered ")]
+    assert [(one.levelname, "path=fresh" in one.getMessage()) for one in said] == [("INFO", True), ("WARNING", True)]
     assert all(log.entries() == [] for log in recovered.channels.values())
     assert content_of(flow.spark_dir(ORDERS)) == {}
 

@@ -160,7 +160,9 @@ class Recovery:
 
     def _report(self, plan: RestorePlan, built: Built, generation: Generation) -> None:
         flow = self._flow.graph.flow
-        level = log.info if plan.path in ("resume", "fresh") else log.warning
+        # A flow that begins anew because of damage reads all its input again.
+        is_usual = plan.path == "resume" or (plan.path == "fresh" and not plan.problems)
+        level = log.info if is_usual else log.warning
         level("recovered", flow=flow, path=plan.path, generation=generation, epoch=plan.epoch, reason=plan.reason)
         for one in built.evolution.operators if not built.evolution.is_unchanged else ():
             level = log.info if one.fate in ("kept", "added") else log.warning

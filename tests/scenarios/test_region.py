@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError, FencedError, FlowFailedError, RecoveryError
 from cutline.model.checkpoint import Manifest, Tombstone
-from cutline.model.ids import Epoch
+from cutline.model.ids import Epoch, Position
 from cutline.protocol.messages.coordinator import ReleaseEpochs
+from cutline.recovery import region
 from tests.support.killing import is_killed_at
 from tests.support.running import assert_each_once, running
 from tests.support.sparkless import LONG_SECONDS, NUMBERS, TOTALS, SparklessFlow
@@ -216,6 +218,54 @@ def test_a_flow_that_ends_while_a_region_goes_back_leaves_nothing_running(tmp_pa
         again.drain()
         assert_each_once(again.sink.rows())
         assert len(again.sink.rows()) == 6
+
+
+@pytest.mark.parametrize("how", ["deleted", "stopped"])
+def test_a_region_waits_as_long_as_released_entries_are_being_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Rows in an object store may take long: that is no reason to fail."""
+    monkeypatch.setattr(region, "_SETTLE_SECONDS", 0.05)
+    is_deleting, may_end = threading.Event(), threading.Event()
+    truncate = ChannelLog.truncate
+
+    def slowly(log: ChannelLog, below: Position) -> None:
+        is_deleting.set()
+        may_end.wait(LONG_SECONDS)
+        truncate(log, below)
+
+    monkeypatch.setattr(ChannelLog, "truncate", slowly)
+    with running(tmp_path) as flow:
+        for _ in range(2):
+            flow.emit(2)
+            flow.checkpoint()
+        assert is_deleting.wait(LONG_SECONDS)
+        old = flow.operators[TOTALS]
+        lose(flow, TOTALS)
+        error = FlowFailedError("it fails", flow="counting", operator=TOTALS)
+        regions = flow.run._parts.regions
+        regions.operator_failed(old, error)
+        assert not flow.run._lifecycle.ended.wait(0.3)
+        assert flow.operators[TOTALS] is old
+        if how == "stopped":
+            threading.Timer(0.3, may_end.set).start()
+            return
+        may_end.set()
+        flow.wait(lambda: not regions.is_busy())
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+
+
+def test_a_region_whose_checkpoints_are_not_aborted_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region, "_SETTLE_SECONDS", 0.05)
+    flow = worked(tmp_path)
+    monkeypatch.setattr(flow.coordinator, "newest_complete", lambda _: None)
+    flow.fail(TOTALS)
+    said = str(flow.run._lifecycle.failure)
+    assert "its pending checkpoints were not aborted within 0.05 s" in said
+    assert "operator=totals). Next: see the log" in said
+    flow.stop()
 
 
 def test_a_flow_is_not_drained_while_a_region_goes_back(tmp_path: Path) -> None:

@@ -167,16 +167,19 @@ class CoordinatorService:
             self._perform_all(self._core.handle(RegionLost(operators=region, reason=reason), now_ms=now_ms()))
 
     def newest_complete(self, operator: OperatorId) -> Epoch | None:
-        """The operator's newest complete epoch; NO_EPOCH without one.
-
-        None while it has a pending epoch, or while entries that were released before it was lost are being deleted: a
-        restore must not begin while entries that it will read may still be deleted.
-        """
+        """The operator's newest complete epoch; NO_EPOCH without one, None while it has a pending epoch."""
         with self._lock:
-            is_pending = any(operator in pending.awaiting for pending in self._core.pending.values())
-            if is_pending or not self._releases.is_settled():
+            if any(operator in pending.awaiting for pending in self._core.pending.values()):
                 return None
             return max((item.epoch for item in self._core.complete if operator in item.batches), default=NO_EPOCH)
+
+    def is_deleting_released(self) -> bool:
+        """Whether entries that were released before a region was lost are still being deleted.
+
+        A restore must not begin while entries that it will read may still be deleted.
+        """
+        with self._lock:
+            return not self._releases.is_settled()
 
     def published_everywhere(self, sinks: Iterable[SinkId]) -> Epoch:
         """The newest epoch that all these sinks have published; without sinks, the newest complete epoch."""

@@ -43,6 +43,7 @@ _LOOK_SECONDS = 0.02
 #: How long running batches may take to end before their query is cancelled.
 _BATCH_SECONDS = 10.0
 #: How long to wait for the abort of pending epochs; each takes one record, so a longer wait means a fault.
+#: After the same time, a region that waits for the deletion of released entries says so.
 _SETTLE_SECONDS = 60.0
 #: How long a stopping flow waits for a region that is being restored.
 _STOP_SECONDS = 120.0
@@ -240,13 +241,33 @@ class RegionRecovery:
         )
 
     def _newest_checkpoint(self, failed: OperatorId) -> Epoch:
-        """The operator's newest complete epoch, once none of its epochs is pending."""
+        """The operator's newest complete epoch, once none of its epochs is pending and no entry is being deleted."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (epoch := self._coordinator.newest_complete(failed)) is None:
-            if self._is_stopped.is_set() or time.monotonic() > deadline:
-                raise RecoveryError("pending checkpoints were not aborted in time", flow=self._name)
-            time.sleep(_LOOK_SECONDS)
+            self._wait_a_moment(failed, "its pending checkpoints were aborted")
+            if time.monotonic() > deadline:
+                raise RecoveryError(
+                    f"its pending checkpoints were not aborted within {_SETTLE_SECONDS:g} s",
+                    next_step="see the log for what the coordinator waits for, then restart the flow",
+                    flow=self._name,
+                    operator=failed,
+                )
+        # Without a limit: deleting many entries, or rows in an object store, takes its time, and is no failure.
+        while self._coordinator.is_deleting_released():
+            if deadline and time.monotonic() > deadline:
+                deadline = 0.0
+                log.warning("region_waits_for_deletion", flow=self._name, operator=failed)
+            self._wait_a_moment(failed, "released entries were deleted")
         return epoch
+
+    def _wait_a_moment(self, failed: OperatorId, what: str) -> None:
+        if self._is_stopped.wait(_LOOK_SECONDS):
+            raise RecoveryError(
+                f"the flow was stopped before {what}",
+                next_step="restart the flow: the start restores what is damaged",
+                flow=self._name,
+                operator=failed,
+            )
 
     def _built(self, facts: RegionFacts, generation: Generation) -> tuple[RestorePlan, dict[OperatorId, ChannelLog]]:
         """Choose, find facts and build until a plan succeeds; returns it with the logs of the restored operators."""

@@ -12,8 +12,8 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import Generation
 from cutline.model.layout import Layout
-from cutline.protocol.history.epochs import GenerationStart, live_epochs
-from cutline.protocol.history.known_checkpoints import is_of_history
+from cutline.protocol.history.epochs import live_epochs
+from cutline.protocol.history.known_checkpoints import generation_starts_of, is_of_history
 from cutline.protocol.history.lineage import lineage_of
 
 
@@ -42,12 +42,6 @@ class StoredGenerations:
         is_expected = generation >= min(self.numbers, default=generation)
         return "generation record is missing" if is_expected and generation not in self.numbers else None
 
-    def generation_starts(self) -> list[GenerationStart]:
-        return [
-            GenerationStart(generation=one.generation, restored_epoch=one.restored_epoch, is_fresh=one.path == "fresh")
-            for one in self.readable
-        ]
-
 
 def load_generations(layout: Layout) -> StoredGenerations:
     readable: list[GenerationRecord] = []
@@ -68,7 +62,7 @@ def is_live(manifest: Manifest, generations: StoredGenerations) -> bool:
     current = generations.newest
     if current is None or (current.generation < manifest.generation and manifest.carried_from is None):
         return True
-    if not live_epochs([(manifest.epoch, manifest.generation)], generations.generation_starts()):
+    if not live_epochs([(manifest.epoch, manifest.generation)], generation_starts_of(generations.readable)):
         return False
     if manifest.carried_from is not None and manifest.generation not in generations.numbers:
         return False  # the start that stored it was killed before its generation was stored

@@ -20,6 +20,7 @@ from cutline.model.ids import Epoch, OperatorId
 from cutline.model.layout import Layout
 from cutline.ports.inspection import CompletedEpoch, CoordinatorRecords, SnapshotInspector
 from cutline.protocol.history.epochs import live_epochs
+from cutline.protocol.history.known_checkpoints import generation_starts_of
 
 _COLLECTION_SECONDS = 0.2
 
@@ -120,7 +121,7 @@ class Verifier:
         known = self._coordinator()
         generations = load_generations(self._layout)
         complete = [(one.epoch, one.generation) for one in known.completed]
-        live = set(live_epochs(complete, generations.generation_starts()))
+        live = set(live_epochs(complete, generation_starts_of(generations.readable)))
         stored = {epoch: self._owners(epoch) for epoch in self._snapshots.epochs()}
         return {
             one.epoch

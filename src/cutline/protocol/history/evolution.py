@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from cutline.errors import FlowDefinitionError, RecoveryError
 from cutline.model.checkpoint import Manifest
@@ -92,10 +92,6 @@ class Evolution:
             for one in self.operators
         )
         return Evolution(operators=tuple(found))
-
-    def rows(self) -> list[dict[str, Any]]:
-        """As plain values, for a status or a table."""
-        return [{"fate": one.fate, "was": one.was, "now": one.now, "note": one.note} for one in self.operators]
 
 
 def match_operators(recorded: Inputs, declared: Inputs, *, flow: FlowName, where: str, changes: Changes) -> Evolution:

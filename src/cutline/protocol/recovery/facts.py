@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord, LostInput
 from cutline.model.graph import PublishPolicy, RollbackPolicy
-from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Generation, OperatorId, Position, SinkId
+from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
 from cutline.protocol.history.evolution import Changes, Definition
 
 # ---------------------------------------------------------------------- known from the start
@@ -45,8 +45,6 @@ class SinkFacts:
     can_rewind: bool = True
     #: The oldest epoch that ``rewind`` reaches; None: not known yet.
     oldest_rewind: Epoch | None = NO_EPOCH
-    #: The generation that wrote its ledger last; None if the ledger does not say.
-    generation: Generation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,11 +28,13 @@ from cutline.model.entries import BarrierEntry
 from cutline.model.ids import BatchId, Epoch, Generation, OperatorId, Position
 from cutline.model.layout import Layout
 from cutline.objects import open_store
+from cutline.protocol.history.retention import needs_of
 from cutline.runtime.lock import FlowLock, running_pid
 from cutline.storage.local import LocalStore
 from cutline.storage.metadata.sqlite import SqliteMetadata
 from cutline.transport.request_files import ask
 from tests.support.busy import BusyFlow, damage_in, fetch_all, gc_in, live_busily, run_gc, settings
+from tests.support.channels import segment_names
 from tests.support.explaining import unexplained, unexplained_remotely
 from tests.support.killing import is_killed_after, is_killed_at
 from tests.support.remote import Faults, copied
@@ -148,6 +150,22 @@ def assert_no_orphans(storage: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- a stopped flow
+
+
+def test_short_runs_leave_nothing_behind(tmp_path: Path) -> None:
+    """What a run releases shortly before it stops is gone when it has stopped."""
+    for run in range(4):
+        with running(tmp_path, retain_checkpoints=1) as flow:
+            flow.emit(3)
+            flow.checkpoint()
+        if run == 0:
+            continue  # its only checkpoint replaces none, so nothing is released
+        needs = needs_of(flow.checkpoints.load_manifest(flow.checkpoints.epochs()[-1]))
+        for operator in (NUMBERS, TOTALS):
+            channel = flow.operators[operator].channel
+            entries = sorted(int(path.stem) for path in channel.folder.glob("g*/*.json"))
+            assert entries == list(range(needs.channels[operator], channel.end))
+        assert segment_names(flow.operators[NUMBERS].channel) == set()
 
 
 def test_a_dry_run_tells_everything_and_changes_nothing(tmp_path: Path) -> None:

@@ -108,11 +108,15 @@ class CoordinatorService:
             self._perform_all(self._core.start(pending, now_ms=now_ms()))
         self._thread.start()
 
-    def stop(self) -> None:
-        """Begin no more epochs and end the thread; the next start finds the pending epochs."""
+    def begin_stop(self) -> None:
+        """Begin no more epochs. What was released before is known to the janitor on return."""
         with self._lock:
             self._is_stopped = True
             self._perform_all(self._core.stop_triggering(now_ms=now_ms()))
+
+    def stop(self) -> None:
+        """End the thread after the events that wait; the next start finds the pending epochs."""
+        self.begin_stop()
         self._events.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout=10)

@@ -16,6 +16,7 @@ from cutline.base.logs import get_logger
 from cutline.coordinator.ports import OnCollected
 from cutline.model.ids import Epoch
 from cutline.ports.checkpoint_store import CheckpointStore
+from cutline.protocol.checkpoint.releases import joint_release
 from cutline.protocol.history.retention import EpochNeeds, needs_of
 from cutline.protocol.messages.coordinator import ReleaseEpochs
 
@@ -27,7 +28,7 @@ Collect = Callable[[CheckpointStore, Callable[[], None]], Result]
 
 
 class Janitor:
-    """Collects on one thread, in the order of the requests."""
+    """Collects on one thread. Requests that wait are performed in one pass: each pass reads every retained manifest."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Janitor:
         self._thread.start()
 
     def stop(self) -> None:
+        """Perform the requests that wait."""
         self._requests.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout=30)
@@ -83,10 +85,18 @@ class Janitor:
             return collect(self._checkpoints, self._check_fence)
 
     def _run(self) -> None:
-        while (request := self._requests.get()) is not None:
-            released, on_collected = request
+        is_last = False
+        while not is_last and (request := self._requests.get()) is not None:
+            requests = [request]
+            while not is_last and not self._requests.empty():  # no other thread takes from the queue
+                waiting = self._requests.get()
+                is_last = waiting is None
+                requests += [] if waiting is None else [waiting]
+            released = joint_release([one for one, _ in requests])
             try:
-                on_collected(self.collect(released))
+                needs = self.collect(released)
+                for on_collected in dict.fromkeys(answer for _, answer in requests):
+                    on_collected(needs)
             except Exception:  # keeping too much loses nothing; the next request retries
                 log.warning("collection_failed", drop=released.drop, exc_info=True)
 

@@ -157,11 +157,13 @@ class Lifecycle:
         yield from [service.credits.stop for service in workers.operators.values()]
         yield self._wait_for_batches
         yield from [supervisor.stop for supervisor in workers.supervisors.values()]
+        # In this order a release is performed to its end: by the janitor, the coordinator, then the operators.
+        yield parts.coordinator.begin_stop
+        yield parts.background.janitor.stop
         yield parts.coordinator.stop
         if parts.background.replicator is not None:
             yield parts.background.replicator.stop
         yield from [service.stop for service in workers.operators.values()]
-        yield parts.background.janitor.stop
         yield self.is_over.set
         yield from [watcher.stop for watcher in self._watchers]
         yield engine.close

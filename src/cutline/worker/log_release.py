@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 
 class LogRelease:
-    """Truncates one operator's log; requests are performed in order of arrival."""
+    """Truncates one operator's log. Positions are cumulative: the highest of the waiting requests covers the others."""
 
     def __init__(
         self,
@@ -34,15 +34,13 @@ class LogRelease:
         self._check_fence = check_fence
         self._outbox = outbox
         self._requests: queue.SimpleQueue[Position | None] = queue.SimpleQueue()
-        self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name=f"cutline-release-{channel.operator}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the current request; later requests cover those still in the queue."""
-        self._is_stopped = True
+        """Perform the requests that wait: short runs would otherwise never delete what they release at their end."""
         self._requests.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout=30)
@@ -54,13 +52,19 @@ class LogRelease:
         self._requests.put(below)
 
     def _run(self) -> None:
-        while (below := self._requests.get()) is not None and not self._is_stopped:
-            try:
-                self._check_fence()
-                self._channel.truncate(below)
-            except Exception:  # keeping too much loses nothing; the next request covers it
-                log.warning("entries_not_released", channel=self._channel.operator, below=below, exc_info=True)
-            # Sent in either case: this request deletes nothing later.
-            self._outbox.tell(
-                EntriesReleased(operator=self._channel.operator, generation=self._generation, below=below)
-            )
+        is_last = False
+        while not is_last and (below := self._requests.get()) is not None:
+            while not is_last and not self._requests.empty():  # no other thread takes from the queue
+                waiting = self._requests.get()
+                is_last = waiting is None
+                below = below if waiting is None else max(below, waiting)
+            self._release(below)
+
+    def _release(self, below: Position) -> None:
+        try:
+            self._check_fence()
+            self._channel.truncate(below)
+        except Exception:  # keeping too much loses nothing; the next request covers it
+            log.warning("entries_not_released", channel=self._channel.operator, below=below, exc_info=True)
+        # Sent in either case: this request deletes nothing later.
+        self._outbox.tell(EntriesReleased(operator=self._channel.operator, generation=self._generation, below=below))

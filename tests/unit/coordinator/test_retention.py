@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +16,7 @@ from cutline.errors import DamagedRecordError
 from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, OperatorId, Position
 from cutline.protocol.checkpoint.releases import EntryReleases
-from cutline.protocol.history.retention import needs_of
+from cutline.protocol.history.retention import EpochNeeds, needs_of
 from cutline.protocol.messages.coordinator import ReleaseEpochs
 from cutline.protocol.messages.wire import OperatorStarted
 from cutline.storage.checkpoints import LocalCheckpointStore
@@ -195,9 +197,38 @@ def test_a_janitor_that_fails_goes_on_with_the_next_request(flow: StoredFlow) ->
     keeper = Janitor(checkpoints=FailingOnce(flow.layout))
     keeper.start()
     keeper.release(keep_from(2))
+    assert failed.wait(10)
     keeper.release(keep_from(3))
     keeper.stop()
-    assert failed.is_set()
+    assert flow.store.checkpoints.epochs() == [3]
+
+
+def test_releases_that_wait_are_performed_in_one_pass(flow: StoredFlow) -> None:
+    entered, go = threading.Event(), threading.Event()
+    passes: list[set[Epoch]] = []
+
+    class Slow(LocalCheckpointStore):
+        def collect(self, epochs: Collection[Epoch], *rest: Any) -> Sequence[Epoch]:
+            passes.append(set(epochs))
+            entered.set()
+            assert go.wait(10)
+            return super().collect(epochs, *rest)
+
+    keeper = Janitor(checkpoints=Slow(flow.layout))
+    needs: list[list[EpochNeeds]] = []
+
+    def collected(remaining: Iterable[EpochNeeds]) -> None:
+        needs.append(list(remaining))
+
+    keeper.start()
+    keeper.release(ReleaseEpochs(drop=(), retained=(Epoch(1), Epoch(2), Epoch(3)), open_from=Epoch(4)), collected)
+    assert entered.wait(10)
+    keeper.release(keep_from(2), collected)
+    keeper.release(ReleaseEpochs(drop=(Epoch(2),), retained=(Epoch(3),), open_from=Epoch(4)), collected)
+    go.set()
+    keeper.stop()
+    assert passes == [set(), {1, 2}]
+    assert [len(one) for one in needs] == [3, 1]
     assert flow.store.checkpoints.epochs() == [3]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,7 +67,33 @@ def test_a_process_that_was_replaced_deletes_nothing_and_says_so_all_the_same(lo
     desk.release.stop()
 
 
-def test_what_is_only_asked_for_when_it_stops_is_left(log: ChannelLog) -> None:
+def test_what_is_queued_when_it_stops_goes_in_one_step(log: ChannelLog) -> None:
+    entered, go = threading.Event(), threading.Event()
+    checks: list[bool] = []
+
+    def check_fence() -> None:
+        checks.append(True)
+        entered.set()
+        assert go.wait(LONG)
+
+    desk = Desk(log, check_fence)
+    desk.release.request(Position(1))
+    assert entered.wait(LONG)
+    for below in (2, 4, 3):
+        desk.release.request(Position(below))
+    stopping = threading.Thread(target=desk.release.stop)
+    stopping.start()
+    go.set()
+    stopping.join(LONG)
+    assert desk.release.has_ended()
+    assert log.start == 4
+    assert len(checks) == 2
+    told = [desk.heard.get_nowait(), desk.heard.get_nowait()]
+    assert [one.below for one in told if isinstance(one, EntriesReleased)] == [1, 4]
+    assert desk.heard.empty()
+
+
+def test_what_is_asked_for_after_the_stop_is_left(log: ChannelLog) -> None:
     desk = Desk(log)
     desk.release.stop()
     desk.release.request(Position(3))

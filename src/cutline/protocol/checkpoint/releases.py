@@ -7,11 +7,19 @@ no deletion comes late.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from cutline.model.ids import START, Generation, OperatorId, Position
 from cutline.protocol.history.retention import EpochNeeds, truncation_points
+from cutline.protocol.messages.coordinator import ReleaseEpochs
 from cutline.protocol.messages.wire import CaughtUp, EntriesReleased, OperatorStarted
+
+
+def joint_release(requests: Sequence[ReleaseEpochs]) -> ReleaseEpochs:
+    """One request instead of several, in the order of the decisions: the newest knows what stays."""
+    drop = sorted({epoch for request in requests for epoch in request.drop})
+    return replace(requests[-1], drop=tuple(drop))
 
 
 class EntryReleases:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.model.ids import Generation, OperatorId, Position
-from cutline.protocol.checkpoint.releases import EntryReleases
+from cutline.model.ids import Epoch, Generation, OperatorId, Position
+from cutline.protocol.checkpoint.releases import EntryReleases, joint_release
 from cutline.protocol.history.retention import EpochNeeds
+from cutline.protocol.messages.coordinator import ReleaseEpochs
 from cutline.protocol.messages.wire import CaughtUp, EntriesReleased, OperatorStarted
 
 ORDERS, TOTALS, OTHER = OperatorId("orders"), OperatorId("totals"), OperatorId("other")
@@ -136,3 +137,11 @@ def test_what_a_writer_was_told_ends_with_it(releases: EntryReleases) -> None:
         releases.started(started(operator, 2))
     assert releases.is_settled()
     assert releases.decide() == {ORDERS: 5, TOTALS: 7}
+
+
+def test_several_releases_are_one_that_drops_all_and_keeps_what_the_newest_keeps() -> None:
+    first = ReleaseEpochs(drop=(Epoch(1),), retained=(Epoch(2), Epoch(3)), open_from=Epoch(4))
+    second = ReleaseEpochs(drop=(Epoch(2),), retained=(Epoch(3), Epoch(4)), open_from=Epoch(6))
+    both = ReleaseEpochs(drop=(Epoch(1), Epoch(2)), retained=(Epoch(3), Epoch(4)), open_from=Epoch(6))
+    assert joint_release([first, second]) == both
+    assert joint_release([first]) == first

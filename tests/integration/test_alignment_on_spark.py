@@ -93,7 +93,9 @@ def load_manifest(tmp_path: Path, epoch: Epoch) -> Manifest:
 
 
 def in_flight(manifest: Manifest, channel: str, consumer: str) -> int:
-    return manifest.channels[OperatorId(channel)].in_flight[OperatorId(consumer)].rows
+    rows = manifest.channels[OperatorId(channel)].in_flight[OperatorId(consumer)].rows
+    assert rows is not None, "its barrier had appeared"
+    return rows
 
 
 @pytest.mark.parametrize("mode", ["aligned", "unaligned"])

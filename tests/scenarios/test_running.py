@@ -14,16 +14,17 @@ import pytest
 
 from cutline.errors import CheckpointFailedError, ConfigError, FencedError, UnknownEpochError
 from cutline.model.checkpoint import Tombstone
-from cutline.model.ids import Epoch
+from cutline.model.ids import Epoch, OperatorId
 from cutline.model.status import HealthStatus
 from cutline.protocol.checkpoint.coordinator import Coordinator
 from cutline.protocol.checkpoint.per_operator import FlowCoordinator
 from cutline.protocol.history.retention import needs_of
 from cutline.storage.checkpoints import LocalCheckpointStore
 from cutline.transport.in_process import Address, Content, InProcessRouter
+from tests.support.changing import ChangingFlow, changing
 from tests.support.killing import is_killed_at
 from tests.support.running import assert_each_once, running
-from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
+from tests.support.sparkless import LONG_SECONDS, NUMBERS, TOTALS, SparklessFlow
 
 
 def whole(core: FlowCoordinator) -> Coordinator:
@@ -135,6 +136,55 @@ def test_an_operator_that_takes_too_long_fails_the_checkpoint_alone(tmp_path: Pa
         flow.wait(future.done)
         with pytest.raises(CheckpointFailedError, match="waiting for totals"):
             future.result(0)
+
+
+#: ``both`` reads ``a`` directly, and through ``slow``, which aligns.
+TWO_WAYS: dict[str, tuple[str, ...]] = {"a": (), "slow": ("a",), "both": ("a", "slow")}
+SLOW_ALIGNS = {"slow": {"mode": "aligned"}}
+
+
+def behind(flow: ChangingFlow) -> None:
+    """``slow`` has one entry to read before it reaches the barriers of the epochs to come."""
+    flow.emit(1)
+    flow.read_all()
+    flow.emit(1)
+
+
+def test_an_operator_is_not_late_for_the_delay_of_another(tmp_path: Path) -> None:
+    """``both`` cuts at once. Only its own acknowledgement has a short limit."""
+    own = {**SLOW_ALIGNS, "both": {"checkpoint_timeout": "200ms"}}
+    with changing(tmp_path, TWO_WAYS, {"table": "both"}, operators=own) as flow:
+        behind(flow)
+        future = flow.coordinator.request_checkpoint(None)
+        flow.wait(lambda: missing(flow, 1) == {"slow"})
+        threading.Event().wait(0.3)
+        assert flow.step("slow")
+        assert future.result(LONG_SECONDS) == 1
+        flight = flow.checkpoints.load_manifest(Epoch(1)).channels
+        assert flight[OperatorId("a")].in_flight[OperatorId("both")].entries == 1
+        late = flight[OperatorId("slow")].in_flight[OperatorId("both")]
+        assert late.end == flow.operators[OperatorId("slow")].channel.end - 1
+        assert (late.entries, late.rows, late.size_bytes) == (None, None, None), "its barrier had not appeared"
+
+
+def test_the_files_of_a_second_cut_are_held_while_the_first_epoch_is_pending(tmp_path: Path) -> None:
+    """Spark goes on and purges: what is not held at once may be gone."""
+    settings: dict[str, Any] = {"operators": SLOW_ALIGNS, "max_concurrent_checkpoints": 2}
+    with changing(tmp_path, TWO_WAYS, {"table": "both"}, **settings) as flow:
+        behind(flow)
+        first = flow.coordinator.request_checkpoint(None)
+        flow.wait(lambda: missing(flow, 1) == {"slow"})
+        flow.step("both")
+        second = flow.coordinator.request_checkpoint(None)
+        flow.wait(lambda: missing(flow, 2) == {"slow"})
+        flow.read_all()
+        assert (first.result(LONG_SECONDS), second.result(LONG_SECONDS)) == (1, 2)
+
+
+def missing(flow: ChangingFlow, epoch: int) -> set[str]:
+    """The operators that have not acknowledged a pending epoch."""
+    pending = flow.coordinator.snapshot().checkpoints.pending.get(Epoch(epoch))
+    return set() if pending is None else set(pending.missing)
 
 
 def test_options_of_an_operator_that_is_not_there_are_refused(tmp_path: Path) -> None:

@@ -252,6 +252,18 @@ def test_a_manifest_that_makes_no_sense_does_not_hide_the_others(storage: Path) 
     assert [report.verdict for report in verifier(layout).every()] == ["good", "damaged", "good"]
 
 
+def test_amounts_in_flight_that_were_not_measured_are_no_damage(storage: Path) -> None:
+    layout = layout_of(storage)
+    manifest = LocalStore.reading(layout).checkpoints.load_manifest(THIRD)
+    for amounts, problems in (({"rows": 77}, 1), ({"entries": None, "rows": None, "size_bytes": None}, 0)):
+        flight = msgspec.structs.replace(manifest.channels[NUMBERS].in_flight[TOTALS], **amounts)
+        channel = msgspec.structs.replace(manifest.channels[NUMBERS], in_flight={TOTALS: flight})
+        changed = msgspec.structs.replace(manifest, channels={**manifest.channels, NUMBERS: channel})
+        layout.manifest(THIRD).write_bytes(records.encode("manifest", changed))
+        found = problems_of(list(verifier(layout).every()))
+        assert len([text for _, _, text in found if "in flight" in text]) == len(found) == problems
+
+
 def test_a_database_of_an_earlier_version_is_no_damage(storage: Path) -> None:
     layout = layout_of(storage)
     with closing(sqlite3.connect(layout.metadata)) as database:

@@ -107,7 +107,7 @@ def test_what_is_in_flight_is_counted(tmp_path: Path) -> None:
         manifest = flow.checkpoints.load_manifest(future.result())
         flight = manifest.channels[NUMBERS].in_flight[TOTALS]
         assert (flight.first, flight.entries, flight.rows) == (1, 3, 3)
-        assert flight.size_bytes > 0
+        assert flight.size_bytes
         assert flow.checkpoints.load_record(manifest, TOTALS).in_flight == {NUMBERS: flight}
 
 

@@ -161,6 +161,11 @@ class ChannelLog:
         entries, rows, size_bytes = self.amount(first, end)
         return InFlight(first=first, end=end, entries=entries, rows=rows, size_bytes=size_bytes)
 
+    def in_flight_at(self, epoch: Epoch, first: Position) -> InFlight | None:
+        """What a consumer at ``first`` has yet to read before the epoch's barrier; None while there is no barrier."""
+        barrier = self.find_barrier(epoch)
+        return None if barrier is None else self.in_flight(first, barrier.seq)
+
     def _index(self, position: Position) -> int:
         """The index in memory of the entry at a position; the log is gap-free."""
         base = self._entries[0].seq if self._entries else START

@@ -20,7 +20,7 @@ from cutline.channels.log import ChannelLog
 from cutline.errors import DamagedRecordError, InvariantViolation
 from cutline.model.cut import InFlight
 from cutline.model.entries import Entry
-from cutline.model.ids import START, OperatorId, Position
+from cutline.model.ids import START, Epoch, OperatorId, Position
 from cutline.protocol.history.lineage import Lineage
 
 log = get_logger(__name__)
@@ -45,8 +45,8 @@ class FollowedLog(Protocol):
         """Undo ``on_append``."""
         ...
 
-    def in_flight(self, first: Position, end: Position) -> InFlight:
-        """The amount of data in [first, end)."""
+    def in_flight_at(self, epoch: Epoch, first: Position) -> InFlight | None:
+        """What a consumer at ``first`` has yet to read before the epoch's barrier; None while there is no barrier."""
         ...
 
     def follow_fork(self, lineage: Lineage) -> None:
@@ -82,8 +82,8 @@ class TailedLog:
     def remove_listener(self, listener: Listener) -> None:
         self._read.remove_listener(listener)
 
-    def in_flight(self, first: Position, end: Position) -> InFlight:
-        return self._read.in_flight(first, end)
+    def in_flight_at(self, epoch: Epoch, first: Position) -> InFlight | None:
+        return self._read.in_flight_at(epoch, first)
 
     def entries(self) -> list[Entry]:
         """The entries read so far."""

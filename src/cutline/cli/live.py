@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -68,10 +71,15 @@ def _checkpoints(status: FlowStatus) -> Table:
             outcome.outcome,
             str(details.get("duration_ms", "")),
             f"{details.get('new_bytes', 0):,}" if is_complete else "",
-            f"{details.get('in_flight_rows', 0):,} rows" if is_complete else "",
+            _in_flight(details) if is_complete else "",
             outcome.reason,
         )
     published = ", ".join(f"{name}: epoch {sink.published_epoch}" for name, sink in status.sinks.items())
     table.caption = f"published – {published}" if published else None
     table.caption_justify = "left"
     return table
+
+
+def _in_flight(details: Mapping[str, Any]) -> str:
+    rest = " + ?" if details.get("in_flight_unmeasured") else ""
+    return f"{details.get('in_flight_rows', 0):,}{rest} rows"

@@ -12,14 +12,17 @@ from cutline.protocol.checkpoint.pending_epoch import PendingEpoch
 def statistics(manifest: Manifest) -> dict[str, Any]:
     """Figures of a complete checkpoint; those of the subtasks are in the manifest only."""
     in_flight = [flight for cut in manifest.channels.values() for flight in cut.in_flight.values()]
+    measured = [flight for flight in in_flight if flight.rows is not None]
     cuts = manifest.operators
     return {
         "duration_ms": manifest.completed_ms - manifest.started_ms,
         "size_bytes": sum(cut.size_bytes for cut in cuts.values()),
         "new_bytes": sum(cut.new_bytes for cut in cuts.values()),
-        "in_flight_entries": sum(flight.entries for flight in in_flight),
-        "in_flight_rows": sum(flight.rows for flight in in_flight),
-        "in_flight_bytes": sum(flight.size_bytes for flight in in_flight),
+        "in_flight_entries": sum(flight.entries or 0 for flight in measured),
+        "in_flight_rows": sum(flight.rows or 0 for flight in measured),
+        "in_flight_bytes": sum(flight.size_bytes or 0 for flight in measured),
+        # Inputs whose amounts were not measured; the sums do not include them.
+        "in_flight_unmeasured": len(in_flight) - len(measured),
         "unaligned_operators": sorted(name for name, cut in cuts.items() if cut.mode == "unaligned"),
         "operators": {name: _figures(cut) for name, cut in cuts.items()},
     }

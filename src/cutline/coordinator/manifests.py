@@ -26,9 +26,9 @@ def build_manifest(
     in_flight: dict[OperatorId, dict[OperatorId, InFlight]] = {name: {} for name in action.acks}
     for consumer, channel, position in _read(action):
         end = action.acks[channel].cut.barrier
-        # No in-flight figures: an earlier version wrote the record.
-        amount = action.acks[consumer].in_flight.get(channel, InFlight(first=position, end=end))
-        in_flight[channel][consumer] = amount
+        # A consumer that acknowledged before it saw the barrier has not measured the amounts.
+        measured = action.acks[consumer].in_flight.get(channel)
+        in_flight[channel][consumer] = measured or InFlight(first=position, end=end)
     return Manifest(
         flow=flow,
         epoch=action.epoch,

@@ -104,6 +104,8 @@ class ChannelCheck:
 
     def _check_amounts(self, look: Look, manifest: Manifest, name: OperatorId, found: Mapping[Position, Entry]) -> None:
         for consumer, flight in manifest.channels[name].in_flight.items():
+            if flight.entries is None:
+                continue  # not measured
             inside = [entry for seq, entry in found.items() if flight.first <= seq < flight.end]
             data = [entry for entry in inside if isinstance(entry, DataEntry) and entry.rows]
             amount = (len(data), sum(entry.rows for entry in data), sum(entry.size_bytes for entry in data))

@@ -42,9 +42,10 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
 
     first: Position
     end: Position
-    entries: int = 0
-    rows: int = 0
-    size_bytes: int = 0
+    #: None: not measured, because the consumer acknowledged before it saw the barrier.
+    entries: int | None = None
+    rows: int | None = None
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,5 +86,5 @@ class OperatorAck:
     record_sha256: str
     watermark_ms: int = 0
     timings: Timings = field(default_factory=Timings)
-    #: Per input channel: what lay between the operator's position and the barrier. Figures; empty in old records.
+    #: What lay between the operator's position and the barrier, for each input whose barrier it had seen.
     in_flight: Mapping[OperatorId, InFlight] = field(default_factory=dict)

@@ -87,7 +87,7 @@ class OperatorService:
             LinkSettings(retry_ms=options.message_retry_ms, retry_limit=options.message_retry_limit),
         )
         self._outbox = Outbox(self.mailbox, wake=lambda: self._events.put(TimePassed()))
-        self._inputs = Inputs(ports.inputs, start)
+        self._inputs = Inputs(ports.inputs)
         self.credits = Credits(
             self.channel,
             spec.consumers,
@@ -107,7 +107,7 @@ class OperatorService:
             on_credit=self.batches.credit_changed,
         )
         self.replay = LogReplay(spec, self.channel, ports)
-        self.snapshotter = Snapshotter(spec, start, ports, self._inputs, self._outbox)
+        self.snapshotter = Snapshotter(spec, start, ports, self._outbox)
         self.sink_commits = SinkCommits(spec, ports, outbox=self._outbox, on_fatal=self._on_fatal)
         self._log_release = LogRelease(
             self.channel, start.generation, check_fence=ports.check_fence, outbox=self._outbox

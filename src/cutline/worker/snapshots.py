@@ -21,7 +21,6 @@ from cutline.ports.sinks import Sink
 from cutline.protocol.messages.agent import ResendAck, TakeSnapshot
 from cutline.protocol.messages.wire import EpochClosed, OperatorAcked, SnapshotFailed
 from cutline.protocol.publish.commit import StagedOutput
-from cutline.worker.inputs import Inputs
 from cutline.worker.operator_spec import OperatorPorts, OperatorSpec, OperatorStart
 from cutline.worker.outbox import Outbox
 
@@ -47,7 +46,6 @@ class Snapshotter:
         spec: OperatorSpec,
         start: OperatorStart,
         ports: OperatorPorts,
-        inputs: Inputs,
         outbox: Outbox,
     ) -> None:
         self._flow = spec.flow
@@ -61,8 +59,7 @@ class Snapshotter:
         self._checkpoints = ports.checkpoints
         self._outbox = outbox
         self._staged = StagedOutput(start.completed_batch)
-        self._inputs = inputs
-        self._input_logs = ports.inputs
+        self._inputs = ports.inputs
         #: The answer sent for each open epoch, to be sent again on request.
         self._answers: dict[Epoch, OperatorAcked | SnapshotFailed] = {}
         #: The last closed epochs, complete or aborted.
@@ -95,7 +92,6 @@ class Snapshotter:
         """Bind a complete epoch's output to no later epoch; stop the work for an aborted one."""
         self._over.append(event.epoch)
         self._staged.closed(event.epoch, completed=event.completed)
-        self._inputs.closed(event.epoch)
         self._requests.put(event)
 
     def _run(self) -> None:
@@ -153,9 +149,6 @@ class Snapshotter:
         self._channel.sync_barriers()
         subtasks, shared = self._checkpoints.store_files(held)
         sinks = {name: self._sink_record(name, sink, action) for name, sink in self._sinks.items()}
-        in_flight = self._in_flight(action, barrier)
-        if in_flight is None:
-            return None
         record = OperatorRecord(
             flow=self._flow,
             operator=self._operator,
@@ -175,7 +168,7 @@ class Snapshotter:
                 sync_ms=_ms(pinned - committed),
                 async_ms=_ms(time.perf_counter() - pinned + committed - request.asked_s),
             ),
-            in_flight=in_flight,
+            in_flight=self._in_flight(action, barrier),
         )
         stored = self._checkpoints.store_record(record)
         crashpoint("after-record", self._operator)
@@ -188,17 +181,19 @@ class Snapshotter:
                 return False
         return action.epoch not in self._over
 
-    def _in_flight(self, action: TakeSnapshot, barrier: BarrierEntry) -> dict[OperatorId, InFlight] | None:
-        """What the cut leaves unread before the inputs' barriers; None when the snapshot is no longer needed."""
+    def _in_flight(self, action: TakeSnapshot, barrier: BarrierEntry) -> dict[OperatorId, InFlight]:
+        """What the cut leaves unread before the inputs' barriers, as far as these have appeared.
+
+        An unaligned cut may come before some of them. Waiting here would make this operator late for another's delay.
+        """
         if barrier.alone is not None:
             return {}  # no cut across the flow: the inputs have no barriers of this epoch
-        read = {channel: position for channel, position in action.positions.items() if channel in self._input_logs}
-        barriers = self._inputs.wait_barriers(
-            action.epoch, read, lambda: action.epoch not in self._over and not self._stopping.is_set()
-        )
-        if barriers is None:
-            return None
-        return {channel: self._input_logs[channel].in_flight(read[channel], at) for channel, at in barriers.items()}
+        found = {
+            channel: self._inputs[channel].in_flight_at(action.epoch, position)
+            for channel, position in action.positions.items()
+            if channel in self._inputs
+        }
+        return {channel: flight for channel, flight in found.items() if flight is not None}
 
     def _barrier_of(self, epoch: Epoch) -> BarrierEntry:
         barrier = self._channel.find_barrier(epoch)

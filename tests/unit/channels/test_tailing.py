@@ -13,7 +13,7 @@ from cutline.channels.log import ChannelLog
 from cutline.channels.tailing import FollowedLog, TailedLog
 from cutline.errors import DamagedRecordError, InvariantViolation
 from cutline.model.entries import Entry
-from cutline.model.ids import START, Generation, OperatorId, Position
+from cutline.model.ids import START, Epoch, Generation, OperatorId, Position
 from cutline.protocol.history.lineage import Lineage
 from tests.support.channels import append_barrier, append_batch, open_log
 
@@ -75,11 +75,14 @@ def test_a_listener_that_is_forgotten_hears_nothing(writer: ChannelLog) -> None:
 def test_amounts_are_those_of_the_writer(writer: ChannelLog) -> None:
     for rows in (3, 0, 4):
         append_batch(writer, rows=rows)
-    barrier = append_barrier(writer, 7)
     reader = tail(writer)
     reader.poll()
-    assert reader.in_flight(Position(1), barrier.seq) == writer.in_flight(Position(1), barrier.seq)
-    assert reader.in_flight(Position(0), barrier.seq).rows == 7
+    assert reader.in_flight_at(Epoch(7), Position(1)) is None, "the barrier is not there"
+    barrier = append_barrier(writer, 7)
+    reader.poll()
+    assert reader.in_flight_at(Epoch(7), Position(1)) == writer.in_flight(Position(1), barrier.seq)
+    flight = reader.in_flight_at(Epoch(7), Position(0))
+    assert flight is not None and (flight.entries, flight.rows) == (2, 7)
 
 
 def test_a_log_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
@@ -159,8 +162,10 @@ def test_what_was_read_and_is_not_needed_any_more_is_forgotten(writer: ChannelLo
     assert reader.entries() == writer.entries()[2:]
     assert len(list(path_of(writer, 0).parent.iterdir())) == 4, "the files are the writer's"
     append_batch(writer)
+    append_barrier(writer, 1)
     reader.poll()
-    assert reader.in_flight(Position(2), Position(5)).entries == 3
+    flight = reader.in_flight_at(Epoch(1), Position(2))
+    assert flight is not None and flight.entries == 3
 
 
 # ------------------------------------------------------------------------------------------------- lineages

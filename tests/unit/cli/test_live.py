@@ -53,3 +53,20 @@ def test_the_view_names_sources_that_are_not_guarded(tmp_path: Path) -> None:
     with console.capture() as captured:
         console.print(flow_view(status))
     assert "sources that are not guarded: rate of numbers" in captured.get()
+
+
+def test_the_view_says_that_some_rows_in_flight_were_not_counted(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path)
+    try:
+        flow.emit(1)
+        flow.checkpoint()
+        assert "0 rows" in drawn(flow)
+        status = flow.run.status()
+    finally:
+        flow.stop()
+    details = {**status.history[0].details, "in_flight_rows": 1_200, "in_flight_unmeasured": 1}
+    status = msgspec.structs.replace(status, history=[msgspec.structs.replace(status.history[0], details=details)])
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(flow_view(status))
+    assert "1,200 + ? rows" in captured.get()

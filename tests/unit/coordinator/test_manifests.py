@@ -88,9 +88,16 @@ def test_the_channels_state_is_what_lies_between_reader_and_barrier(tmp_path: Pa
     assert (flight.first, flight.end, flight.entries, flight.rows, flight.size_bytes) == (1, 3, 2, 10, 8)
 
 
-def test_a_record_of_an_earlier_version_has_no_amounts_and_says_all_the_same_where_they_lie(tmp_path: Path) -> None:
+def test_a_consumer_that_has_not_seen_the_barrier_measures_nothing_and_the_range_is_known(tmp_path: Path) -> None:
     flight = manifest(tmp_path, with_amounts=False).channels[SOURCE].in_flight[TOTALS]
-    assert (flight.first, flight.end, flight.entries, flight.rows, flight.size_bytes) == (1, 3, 0, 0, 0)
+    assert (flight.first, flight.end, flight.entries, flight.rows, flight.size_bytes) == (1, 3, None, None, None)
+
+
+def test_the_history_sums_what_was_measured_and_counts_what_was_not(tmp_path: Path) -> None:
+    details = statistics(manifest(tmp_path))
+    assert (details["in_flight_entries"], details["in_flight_rows"], details["in_flight_unmeasured"]) == (2, 10, 0)
+    details = statistics(manifest(tmp_path / "early", with_amounts=False))
+    assert (details["in_flight_entries"], details["in_flight_rows"], details["in_flight_unmeasured"]) == (0, 0, 1)
 
 
 def test_a_consistent_cut_may_be_stored(tmp_path: Path) -> None:

@@ -80,15 +80,13 @@ class Snapshots:
             self.sync_blob(blob)
         process.sync_log()
         yield process.slow(world.between(0, 3))
-        while (in_flight := self._in_flight(action)) is None and action.epoch not in self._closed:
-            yield 5
-        if in_flight is None or action.epoch in self._closed:
+        if action.epoch in self._closed:
             self.references.pop(action.epoch, None)
             return
-        self._store_record(action, blobs, in_flight)
+        self._store_record(action, blobs, self._in_flight(action))
 
-    def _in_flight(self, action: TakeSnapshot) -> dict[OperatorId, InFlight] | None:
-        """What the cut leaves unread before the inputs' barriers; None while one of these has not appeared."""
+    def _in_flight(self, action: TakeSnapshot) -> dict[OperatorId, InFlight]:
+        """What the cut leaves unread before the inputs' barriers, as far as these have appeared."""
         process = self._process
         barrier = process.view().find_barrier(action.epoch)
         if barrier is None or barrier.alone is not None:
@@ -96,9 +94,8 @@ class Snapshots:
         found: dict[OperatorId, InFlight] = {}
         for channel, lineage in process.input_lineage.items():
             there = self._disk.logs[channel].view(lineage).find_barrier(action.epoch)
-            if there is None:
-                return None
-            found[channel] = InFlight(first=action.positions[channel], end=there.seq)
+            if there is not None:
+                found[channel] = InFlight(first=action.positions[channel], end=there.seq)
         return found
 
     def sync_blob(self, blob: Blob) -> None:

@@ -9,7 +9,7 @@ lowest number advances, and the other side does not wait for it: a sender that n
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 P = TypeVar("P")
@@ -125,13 +125,14 @@ class Endpoint(Generic[P]):
         if envelope.sender_session < self._peer_session:
             self.counts["stale"] += 1
             return Received()
+        if envelope.receiver_session not in (NO_SESSION, self.session):
+            # Meant for an earlier session of this side, whose numbers do not apply. The reply names the present one,
+            # for whichever session the peer has now: the sender may have been dead for long.
+            self.counts["stale"] += 1
+            return Received(replies=(replace(self._envelope(0, None), receiver_session=NO_SESSION),))
         restarted = envelope.sender_session > self._peer_session != NO_SESSION
         if envelope.sender_session > self._peer_session:
             self._meet(envelope, now_ms)
-        if envelope.receiver_session not in (NO_SESSION, self.session):
-            # Meant for an earlier session of this side, whose numbers do not apply. The reply names the present one.
-            self.counts["stale"] += 1
-            return Received(replies=(self._envelope(0, None),), peer_restarted=restarted)
         released: list[Envelope[P]] = []
         if envelope.receiver_session == self.session:
             for seq in [seq for seq in self._unacknowledged if seq < envelope.received]:

@@ -16,6 +16,9 @@ from cutline.model.checkpoint import Manifest, Tombstone
 from cutline.model.ids import Epoch, Position
 from cutline.protocol.messages.coordinator import ReleaseEpochs
 from cutline.recovery import region
+from cutline.protocol.messages.wire import ConsumptionNoted
+from cutline.transport.in_process import Address, Content, InProcessRouter
+from cutline.worker.operator import OperatorService
 from tests.support.killing import is_killed_at
 from tests.support.running import assert_each_once, running
 from tests.support.sparkless import LONG_SECONDS, NUMBERS, TOTALS, SparklessFlow
@@ -266,6 +269,43 @@ def test_a_region_whose_checkpoints_are_not_aborted_says_so(tmp_path: Path, monk
     assert "its pending checkpoints were not aborted within 0.05 s" in said
     assert "operator=totals). Next: see the log" in said
     flow.stop()
+
+
+def test_a_start_that_fails_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def perform(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = set(threading.enumerate())
+    monkeypatch.setattr(OperatorService, "_perform", perform)
+    with pytest.raises(OSError, match="No space left"):
+        SparklessFlow(tmp_path)
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not {name for name in left if name.startswith("cutline")}
+
+
+def test_an_abandoned_service_whose_reports_nobody_answers_sleeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver, turns = InProcessRouter.deliver, list[object]()
+
+    def lossy(router: InProcessRouter, sender: Address, to: Address, content: Content) -> None:
+        if not isinstance(content, ConsumptionNoted):
+            deliver(router, sender, to, content)
+
+    monkeypatch.setattr(InProcessRouter, "deliver", lossy)
+    with running(tmp_path, message_retry="1ms") as flow:
+        flow.emit(1)
+        service = flow.operators[TOTALS]
+        take = service._take
+
+        def counted(event: Any) -> None:
+            turns.append(event)
+            take(event)
+
+        monkeypatch.setattr(service, "_take", counted)
+        service.abandon()
+        threading.Event().wait(0.3)
+    assert len(turns) < 20
 
 
 def test_a_flow_is_not_drained_while_a_region_goes_back(tmp_path: Path) -> None:

@@ -172,7 +172,8 @@ class OperatorService:
         self.credits.stop()
         self._inputs.unfollow()
         self._events.put(None)
-        self._thread.join(timeout=10)
+        if self._thread.is_alive():  # a start may have failed half-way
+            self._thread.join(timeout=10)
         self.snapshotter.stop()
         self.sink_commits.stop()
         self._log_release.stop()
@@ -218,11 +219,12 @@ class OperatorService:
                 self._on_fatal(error)
                 return
 
+        deadlines = [self.mailbox.next_deadline_ms()]
     def _seconds_to_sleep(self) -> float | None:
         """How long the thread may sleep without an event."""
         with self._lock:
-            deadlines = [self._agent.next_deadline_ms()]
-        deadlines += [self.mailbox.next_deadline_ms(), self._credit_messages.next_deadline_ms()]
+            if not self._is_abandoned:  # otherwise neither of them does anything when its time has come
+                deadlines += [self._agent.next_deadline_ms(), self._credit_messages.next_deadline_ms()]
         first = min((deadline for deadline in deadlines if deadline is not None), default=None)
         return None if first is None else max(first - now_ms(), 0) / 1000
 

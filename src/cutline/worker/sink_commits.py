@@ -52,7 +52,8 @@ class SinkCommits:
 
     def stop(self) -> None:
         self._permits.put(None)
-        self._thread.join(timeout=30)
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
 
     def has_ended(self) -> bool:
         return not self._thread.is_alive()

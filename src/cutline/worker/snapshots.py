@@ -74,7 +74,8 @@ class Snapshotter:
     def stop(self) -> None:
         self._stopping.set()
         self._requests.put(None)
-        self._thread.join(timeout=30)
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
 
     def has_ended(self) -> bool:
         return not self._thread.is_alive()

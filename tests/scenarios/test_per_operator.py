@@ -285,6 +285,22 @@ def test_input_stays_for_one_who_repeats_from_further_back_than_its_newest_check
         assert_each_once(flow.sink.rows())
 
 
+def test_an_idle_operator_that_has_caught_up_holds_no_entries(tmp_path: Path) -> None:
+    """It was stopped between append and commit, runs that batch again, and then its input is idle."""
+    flow = SparklessFlow(tmp_path, retain_checkpoints=1, **MODE)
+    flow.emit(3)
+    flow.checkpoint()
+    flow.step(NUMBERS)
+    flow.wait(lambda: flow.step(TOTALS, commit=False))
+    flow.stop()
+    with running(tmp_path, retain_checkpoints=1, **MODE) as flow:
+        channel = flow.operators[TOTALS].channel
+        assert flow.query_dirs.last_committed(flow.spark_dir(TOTALS)) == channel.last_batch, "it has caught up"
+        flow.checkpoint()
+        flow.checkpoint()
+        flow.wait(lambda: channel.start == channel.end - 1)
+
+
 def test_what_was_repeated_is_not_repeated_again_after_a_stop(tmp_path: Path) -> None:
     with running(tmp_path, **MODE) as flow:
         flow.emit(3)

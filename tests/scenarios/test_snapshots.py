@@ -73,7 +73,7 @@ class Desk:
             on_fatal=self.fatal.put,
             check_fence=lambda: None,
         )
-        self.snapshotter = Snapshotter(spec, start, ports, outbox)
+        self.snapshotter = Snapshotter(spec, start, ports, outbox, on_committed=lambda _: None)
         self.sink_commits = SinkCommits(spec, ports, outbox=outbox, on_fatal=self.fatal.put)
         self.snapshotter.start()
         self.sink_commits.start()

@@ -14,8 +14,10 @@ from cutline.errors import DamagedRecordError, InvariantViolation
 from cutline.model.ids import START, BatchId, OperatorId, Position
 from cutline.ports.engine import StreamingBatch
 from cutline.protocol.history.retention import EpochNeeds
+from cutline.protocol.messages.wire import CaughtUp
 from cutline.worker.backpressure import StopAtBoundary
-from cutline.worker.operator_spec import OperatorPorts, OperatorSpec
+from cutline.worker.operator_spec import OperatorPorts, OperatorSpec, OperatorStart
+from cutline.worker.outbox import Outbox
 
 log = get_logger(__name__)
 
@@ -36,10 +38,12 @@ def needs_behind_log(channel: ChannelLog, committed: BatchId) -> EpochNeeds | No
 class LogReplay:
     """Runs the batches in one operator's log again."""
 
-    def __init__(self, spec: OperatorSpec, channel: ChannelLog, ports: OperatorPorts) -> None:
+    def __init__(self, spec: OperatorSpec, start: OperatorStart, ports: OperatorPorts, outbox: Outbox) -> None:
         self._flow = spec.flow
         self._operator = spec.operator
-        self._channel = channel
+        self._generation = start.generation
+        self._channel = start.channel
+        self._outbox = outbox
         self._engine = ports.engine
         self._query_dirs = ports.query_dirs
         self._spark_checkpoint_dir: Path = ports.spark_checkpoint_dir
@@ -53,16 +57,26 @@ class LogReplay:
         self.repeated_total = 0
         #: The last batch of the log has run again.
         self.has_caught_up = False
+        #: Per channel, the lowest entry that catching up needs; empty if the state is not behind the log.
+        self.needs = self._needs_at_start()
 
-    def needs(self) -> Mapping[OperatorId, Position]:
-        """Per channel, the lowest entry that catching up needs; empty if the state is not behind the log.
-
-        Outside per-operator mode no operator is ever behind the newest checkpoint.
-        """
+    def _needs_at_start(self) -> Mapping[OperatorId, Position]:
+        """Outside per-operator mode no operator is ever behind the newest checkpoint."""
         if not self.keeps_plans:
             return {}
         needs = needs_behind_log(self._channel, self._query_dirs.last_committed(self._spark_checkpoint_dir))
         return needs.channels if needs is not None else {}
+
+    def committed(self, batch: BatchId) -> None:
+        """Spark has committed this batch. Without new input no later batch says that the operator has caught up."""
+        if batch >= self._channel.last_batch:
+            self._report_caught_up()
+
+    def _report_caught_up(self) -> None:
+        """Any thread may call it; a second report changes nothing."""
+        if self.needs:
+            self.needs = {}
+            self._outbox.tell(CaughtUp(operator=self._operator, generation=self._generation))
 
     def repeat(self, batch: StreamingBatch) -> None:
         """Run a batch whose entry is in the log to its end: that rebuilds the state."""
@@ -88,6 +102,7 @@ class LogReplay:
     def end(self) -> None:
         """A batch runs that is not in the log: everything before it is committed."""
         self._set_repeating(False)
+        self._report_caught_up()
 
     def is_repeating(self) -> bool:
         """Whether the operator runs batches of its log again to rebuild its state."""

@@ -35,7 +35,6 @@ from cutline.protocol.messages.time import TimePassed
 from cutline.protocol.messages.wire import (
     AckRequested,
     BarrierRequested,
-    CaughtUp,
     EpochClosed,
     InputForked,
     OperatorFailed,
@@ -106,14 +105,12 @@ class OperatorService:
             wire=ports.wire,
             on_credit=self.batches.credit_changed,
         )
-        self.replay = LogReplay(spec, self.channel, ports)
-        self.snapshotter = Snapshotter(spec, start, ports, self._outbox)
+        self.replay = LogReplay(spec, start, ports, self._outbox)
+        self.snapshotter = Snapshotter(spec, start, ports, self._outbox, on_committed=self.replay.committed)
         self.sink_commits = SinkCommits(spec, ports, outbox=self._outbox, on_fatal=self._on_fatal)
         self._log_release = LogRelease(
             self.channel, start.generation, check_fence=ports.check_fence, outbox=self._outbox
         )
-        #: The log entries that it needs to catch up with its own log; empty once it has caught up.
-        self._needs = self.replay.needs()
         self._agent = self._recovered_agent()
         self._thread = threading.Thread(target=self._run, name=f"cutline-{self.operator}", daemon=True)
 
@@ -149,7 +146,7 @@ class OperatorService:
                 generation=self._start.generation,
                 open_epochs=tuple(sorted(self._start.open_epochs)),
                 lineage=tuple(spans_of(self.channel.lineage)),
-                needs=self._needs,
+                needs=self.replay.needs,
             )
         )
         self.snapshotter.start()
@@ -219,9 +216,9 @@ class OperatorService:
                 self._on_fatal(error)
                 return
 
-        deadlines = [self.mailbox.next_deadline_ms()]
     def _seconds_to_sleep(self) -> float | None:
         """How long the thread may sleep without an event."""
+        deadlines = [self.mailbox.next_deadline_ms()]
         with self._lock:
             if not self._is_abandoned:  # otherwise neither of them does anything when its time has come
                 deadlines += [self._agent.next_deadline_ms(), self._credit_messages.next_deadline_ms()]
@@ -270,9 +267,6 @@ class OperatorService:
             self.replay.repeat(batch)
             return
         self.replay.end()
-        if self._needs:
-            self._needs = {}
-            self._outbox.tell(CaughtUp(operator=self.operator, generation=self._start.generation))
         with self.batches.staged(batch) as finished:
             self._append(finished)
             if not self._is_abandoned:

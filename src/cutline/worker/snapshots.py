@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -15,7 +16,7 @@ from cutline.errors import CutlineError, InvariantViolation
 from cutline.model.checkpoint import OperatorRecord, SinkRecord, SubtaskRecord
 from cutline.model.cut import CutPoint, InFlight, OperatorAck, SubtaskAck, Timings
 from cutline.model.entries import BarrierEntry
-from cutline.model.ids import Epoch, OperatorId, SinkId, Subtask
+from cutline.model.ids import BatchId, Epoch, OperatorId, SinkId, Subtask
 from cutline.ports.checkpoint_store import StoredRecord
 from cutline.ports.sinks import Sink
 from cutline.protocol.messages.agent import ResendAck, TakeSnapshot
@@ -47,7 +48,10 @@ class Snapshotter:
         start: OperatorStart,
         ports: OperatorPorts,
         outbox: Outbox,
+        *,
+        on_committed: Callable[[BatchId], None],
     ) -> None:
+        """``on_committed`` is called with each batch of a cut once Spark has committed it."""
         self._flow = spec.flow
         self._operator = spec.operator
         self._generation = start.generation
@@ -58,6 +62,7 @@ class Snapshotter:
         self._query_dirs = ports.query_dirs
         self._checkpoints = ports.checkpoints
         self._outbox = outbox
+        self._on_committed = on_committed
         self._staged = StagedOutput(start.completed_batch)
         self._inputs = ports.inputs
         #: The answer sent for each open epoch, to be sent again on request.
@@ -141,6 +146,7 @@ class Snapshotter:
             return stored  # an earlier process had stored it, but its acknowledgement was lost
         if not self._wait_committed(action):
             return None
+        self._on_committed(action.batch)
         committed = time.perf_counter()
         files = self._query_dirs.files_of(self._spark_checkpoint_dir, action.batch)
         held = self._checkpoints.hold(self._operator, action.epoch, self._spark_checkpoint_dir, files)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -57,6 +58,12 @@ class ChannelLog:
         self._unsynced: list[Path] = []
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Entry], None]] = []
+        #: One deletion at a time: another one that deletes later entries meanwhile would leave a hole.
+        self._deletion = threading.Lock()
+        #: Entries that are not visible any more and whose files are not deleted yet, ascending.
+        self._evicted: deque[Entry] = deque()
+        #: Segments of deleted entries that are not deleted yet.
+        self._unnamed: list[str] = []
 
     # ------------------------------------------------------------------ opening
 
@@ -99,7 +106,7 @@ class ChannelLog:
         """
         left: list[Path] = []
         for entry in reversed(self._entries):
-            left.append(codec.entry_path(self.folder, self.lineage.owner(entry.seq), entry.seq))
+            left.append(self._path_of(entry))
             if isinstance(entry, DataEntry):
                 break
         return left[::-1]
@@ -294,16 +301,32 @@ class ChannelLog:
         """Delete entries below a position and their segments; returns the deleted data entries.
 
         Ascending, entry before its segments: a kill half-way leaves a gap-free log and unreferenced segments, which the
-        next ``collect`` deletes.
+        next ``collect`` deletes. A later call first deletes what an earlier one could not.
         """
-        gone = self.evict_below(below)
-        for entry in gone:
-            codec.entry_path(self.folder, self.lineage.owner(entry.seq), entry.seq).unlink(missing_ok=True)
-            crashpoint("mid-truncate", self.operator)
-        data = [entry for entry in gone if isinstance(entry, DataEntry)]
-        if data:
-            self.segments.delete([segment.name for entry in data for segment in entry.segments])
-        return data
+        with self._deletion:
+            self._evicted.extend(self.evict_below(below))
+            gone = self._delete_evicted()
+            self.segments.delete(self._unnamed)
+            self._unnamed = []
+        return gone
+
+    def _delete_evicted(self) -> list[DataEntry]:
+        """Delete the files of evicted entries. A power cut brings none of them back without its follower."""
+        gone: list[DataEntry] = []
+        while self._evicted:
+            folder = self._path_of(self._evicted[0]).parent
+            while self._evicted and self._path_of(self._evicted[0]).parent == folder:
+                self._path_of(self._evicted[0]).unlink(missing_ok=True)
+                crashpoint("mid-truncate", self.operator)
+                entry = self._evicted.popleft()
+                if isinstance(entry, DataEntry):
+                    gone.append(entry)
+                    self._unnamed += [segment.name for segment in entry.segments]
+            durable.fsync_dir(folder)
+        return gone
+
+    def _path_of(self, entry: Entry) -> Path:
+        return codec.entry_path(self.folder, self.lineage.owner(entry.seq), entry.seq)
 
     def evict_below(self, below: Position) -> list[Entry]:
         """Remove entries below a position from memory and return them. Their files stay."""
@@ -342,7 +365,8 @@ class ChannelLog:
         if not self.is_whole:
             below = codec.entry_name(self._opened_from)
             doomed = [path for path in doomed if path.name >= below]
-        doomed = [path for path in doomed if path not in held]
+        # Ascending: entries that a truncation could not delete are among them.
+        doomed = sorted((path for path in doomed if path not in held), key=lambda path: path.name)
         for path in doomed:
             path.unlink(missing_ok=True)
         referenced.update(path.name for path in held if path.parent == codec.data_dir(self.folder))

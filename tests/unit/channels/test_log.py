@@ -447,6 +447,86 @@ def test_a_truncation_killed_half_way_leaves_a_log_without_holes(tmp_path: Path,
     assert (open_log(tmp_path).start, segment_names(again)) == (4, {"g1-b4.arrow"})
 
 
+def test_a_deletion_that_fails_leaves_no_hole_and_the_next_truncation_covers_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    for _ in range(10):
+        append_batch(log)
+    unlink, bad = Path.unlink, path_of(log, 2)
+
+    def failing(path: Path, *, missing_ok: bool = False) -> None:
+        if path == bad:
+            raise OSError(5, "Input/output error")
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            log.truncate(Position(4))
+    assert log.start == 4
+    assert open_log(tmp_path).start == 2
+    assert [entry.seq for entry in log.truncate(Position(7))] == [2, 3, 4, 5, 6]
+    assert open_log(tmp_path).entries() == log.entries()
+    assert segment_names(log) == {f"g1-b{batch}.arrow" for batch in (7, 8, 9)}
+
+
+def test_what_a_failed_deletion_has_left_is_collected_without_a_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    for _ in range(6):
+        append_batch(log)
+    unlink, order = Path.unlink, list[str]()
+
+    def failing(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(5, "Input/output error")
+
+    def noted(path: Path, *, missing_ok: bool = False) -> None:
+        order.append(path.name)
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            log.truncate(Position(4))
+    monkeypatch.setattr(Path, "unlink", noted)
+    log.collect()
+    assert [name for name in order if name.endswith(".json")] == [path_of(log, seq).name for seq in range(4)]
+
+
+def test_two_truncations_at_once_leave_no_hole_when_both_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live collection and a release: the later one must not delete what follows before the earlier one is done."""
+    log = open_log(tmp_path)
+    for _ in range(12):
+        append_batch(log)
+    begun, go = threading.Event(), threading.Event()
+    unlink = Path.unlink
+
+    def slow(path: Path, *, missing_ok: bool = False) -> None:
+        if path == path_of(log, 1):
+            begun.set()
+            assert go.wait(10)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", slow)
+    first = threading.Thread(target=log.truncate, args=(Position(5),))
+    second = threading.Thread(target=log.truncate, args=(Position(9),))
+    first.start()
+    assert begun.wait(10)
+    second.start()
+    second.join(0.1)
+    try:
+        assert open_log(tmp_path).start == 1
+    finally:
+        go.set()
+        first.join(10)
+        second.join(10)
+    assert open_log(tmp_path).start == log.start == 9
+
+
 # ------------------------------------------------------------------------------------------------- sweeping
 
 

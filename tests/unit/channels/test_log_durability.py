@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cutline.base import durable
 from cutline.channels import entry_files as codec
 from cutline.errors import DamagedRecordError, InvariantViolation
-from cutline.model.ids import BatchId, Position
+from cutline.model.ids import BatchId, Generation, Position
 from tests.support.channels import append_barrier, append_batch, open_log
 
 
@@ -85,3 +85,29 @@ def test_a_log_with_a_missing_batch_is_damaged(tmp_path: Path) -> None:
     durable.create(codec.entry_path(tmp_path, entry.generation, Position(1)), codec.encode(wrong))
     with pytest.raises(DamagedRecordError, match="is of batch 2"):
         open_log(tmp_path)
+
+
+def test_a_power_cut_brings_no_older_entry_back_without_its_follower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each folder is synced once, before later entries and the segments are deleted."""
+    log = open_log(tmp_path)
+    for _ in range(3):
+        append_batch(log)
+    log.fork(Generation(2))
+    for _ in range(3):
+        append_batch(log)
+    unlink, fsync_dir, steps = Path.unlink, durable.fsync_dir, list[str]()
+
+    def deleted(path: Path, *, missing_ok: bool = False) -> None:
+        steps.append(path.suffix)
+        unlink(path, missing_ok=missing_ok)
+
+    def synced_folder(folder: Path) -> None:
+        steps.append(folder.name)
+        fsync_dir(folder)
+
+    monkeypatch.setattr(Path, "unlink", deleted)
+    monkeypatch.setattr(durable, "fsync_dir", synced_folder)
+    log.truncate(Position(5))
+    assert steps == [".json"] * 3 + ["g000001"] + [".json"] * 2 + ["g000002"] + [".arrow"] * 5

@@ -112,7 +112,10 @@ class Janitor:
             gone = self._checkpoints.collect(self._doomed - held, request.open_from, self._check_fence)
             self._doomed &= held
             self._check_fence()
-            self._collect_left_logs()
+            try:
+                self._collect_left_logs()
+            except Exception:  # the next request retries; what the other logs may release does not depend on it
+                log.warning("left_logs_not_collected", exc_info=True)
         if gone:
             log.debug("checkpoints_collected", epochs=gone)
         return needs

@@ -232,5 +232,18 @@ def test_releases_that_wait_are_performed_in_one_pass(flow: StoredFlow) -> None:
     assert flow.store.checkpoints.epochs() == [3]
 
 
+def test_entries_are_released_though_left_logs_cannot_be_collected(flow: StoredFlow) -> None:
+    def fail() -> None:
+        raise PermissionError(13, "Permission denied")
+
+    needs: list[EpochNeeds] = []
+    keeper = Janitor(checkpoints=flow.store.checkpoints, collect_left_logs=fail)
+    keeper.start()
+    keeper.release(keep_from(3), needs.extend)
+    keeper.stop()
+    assert flow.store.checkpoints.epochs() == [3]
+    assert [one.channels[ORDERS] for one in needs] == [needed(flow, 3)[0]]
+
+
 def test_a_janitor_that_never_started_stops(flow: StoredFlow) -> None:
     janitor(flow).stop()

@@ -143,12 +143,14 @@ class Parquet:
         """Publish the batches as ``cutline_epoch=<n>``; an epoch without rows makes no folder."""
         self._opened.check_covered(permit, staged)
         pieces = pieces_of(staged)
-        if pieces and self._is_to_publish(permit, pieces):
+        epochs = self._epochs() if pieces else []
+        if pieces and self._is_to_publish(permit, pieces, epochs):
             self._opened.reach("sink-commit-begun")
             prepared = self._prepare_folder(permit, pieces)
             # Checked again, now that the folder is prepared: a claim made after this check discards the folder, so
-            # that nothing is published.
-            if self._is_to_publish(permit, pieces):
+            # that nothing is published. Only the holder of the claim publishes, so no other epoch has appeared.
+            is_there = self._folder_of(permit.epoch).exists()
+            if self._is_to_publish(permit, pieces, [*epochs, permit.epoch] if is_there else epochs):
                 self._publish(permit, prepared)
             else:
                 shutil.rmtree(prepared, ignore_errors=True)
@@ -165,12 +167,13 @@ class Parquet:
         return max(self._epochs(), default=None)
 
     def highest(self) -> Epoch:
-        return self._ledger().highest
+        return self._ledger(self._epochs()).highest
 
     def rewind(self, epoch: Epoch) -> None:
         """Remove the epochs above ``epoch``, newest first, so that readers see whole earlier states throughout."""
-        later = sorted((found for found in self._epochs() if found > epoch), reverse=True)
-        ledger = self._ledger()
+        epochs = self._epochs()
+        later = sorted((found for found in epochs if found > epoch), reverse=True)
+        ledger = self._ledger(epochs)
         if not self._opened.is_to_rewind(ledger, epoch):
             return
         rewound = sink_ledger.rewind(ledger, epoch).rewound
@@ -252,11 +255,12 @@ class Parquet:
     def _store_record(self, record: FolderRecord) -> None:
         replace(self._ledger_path, records.encode(_LEDGER_KIND, record))
 
-    def _ledger(self, epoch: Epoch = NO_EPOCH) -> SinkLedger:
-        """The sink's ledger; its only digest is that of ``epoch``."""
+    def _ledger(self, epochs: Sequence[Epoch], epoch: Epoch = NO_EPOCH) -> SinkLedger:
+        """The sink's ledger; its only digest is that of ``epoch``.
+
+        ``epochs`` were listed before the call: a rewind stores its record before it removes the first epoch.
+        """
         self._opened.require()
-        # In this order: a rewind stores its record before it removes the first epoch.
-        epochs = self._epochs()
         record = self._load_record()
         return SinkLedger(
             flow=record.flow,
@@ -279,9 +283,9 @@ class Parquet:
             return []
         return [Epoch(int(match[1])) for name in names if (match := _EPOCH_NAME.fullmatch(name))]
 
-    def _is_to_publish(self, permit: CommitPermit, pieces: list[Piece]) -> bool:
+    def _is_to_publish(self, permit: CommitPermit, pieces: list[Piece], epochs: Sequence[Epoch]) -> bool:
         digest = _digest(map(_public_name, pieces))
-        if self._opened.is_to_publish(self._ledger(permit.epoch), permit, digest):
+        if self._opened.is_to_publish(self._ledger(epochs, permit.epoch), permit, digest):
             return True
         # The process that published it may have died before it was durable.
         fsync_dir(self.path)

@@ -186,6 +186,21 @@ def test_a_file_system_without_hard_links_gets_copies(tmp_path: Path, monkeypatc
     assert epochs_seen(tmp_path / "out") == {1: 2}
 
 
+def test_a_commit_lists_the_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table has a folder for each epoch, and may have many thousands."""
+    case = start(tmp_path)
+    staged = case.stage(0, rows(1))
+    listed, listdir = list[str](), os.listdir
+
+    def noted(path: Any = ".") -> list[str]:
+        listed.append(str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", noted)
+    case.commit(1, staged)
+    assert listed.count(str(tmp_path / "out")) == 1
+
+
 def test_two_that_hold_the_same_permit_publish_once(tmp_path: Path) -> None:
     case, other = start(tmp_path), start(tmp_path)
     staged = case.stage(0, rows(1), rows(2))

@@ -121,10 +121,11 @@ class TailedLog:
         with self._lock:
             if lineage.generation <= self._read.lineage.generation:
                 return  # repeated, or late
-            if lineage.spans[-1].start < self._next:
+            forked = self._read.lineage.parts_from(lineage)  # perhaps before the last fork: others may have been missed
+            if forked is not None and forked < self._next:
                 raise InvariantViolation(
-                    f"this reader has read up to {self._next}, but generation {lineage.generation} writes from "
-                    f"{lineage.spans[-1].start} on",
+                    f"this reader has read up to {self._next}, but generation {lineage.owner(forked)} writes from "
+                    f"{forked} on",
                     channel=self.operator,
                 )
             self._read.lineage = lineage

@@ -59,11 +59,12 @@ class Credits:
         with self._changed:
             return self._account.has_room()
 
-    def reported(self, report: Consumed) -> None:
-        """A consumer has read everything below a position, or was restored to it."""
+    def reported(self, report: Consumed) -> bool:
+        """A consumer has read everything below a position, or was restored to it; returns whether the report counts."""
         with self._changed:
-            self._account.reported(report, self._entries)
+            counts = self._account.reported(report, self._entries)
             self._changed.notify_all()
+            return counts
 
     def _entries(self) -> Iterable[tuple[Position, int, int]]:
         return ((entry.seq, entry.rows, entry.size_bytes) for entry in self._log.data_entries())

@@ -49,9 +49,9 @@ class CreditMessages:
         """Handles the message on the sender's thread, so a producer that waits for room continues at once."""
         match message:
             case Consumed():
-                self._credits.reported(message)
-                with self._lock:
-                    self._requests.reported(message.consumer)
+                if self._credits.reported(message):  # a late one of a former generation does not answer the question
+                    with self._lock:
+                        self._requests.reported(message.consumer)
                 self._wire(
                     operator_address(message.consumer),
                     ConsumptionNoted(

@@ -218,6 +218,19 @@ def test_a_reader_that_has_read_what_is_given_up_cannot_go_on(writer: ChannelLog
         reader.follow_fork(writer.lineage.fork(Generation(2), Position(2)))
 
 
+def test_a_reader_that_missed_an_earlier_fork_notices_it_in_a_later_one(writer: ChannelLog) -> None:
+    """Generation 2 wrote 8 and 9 anew; the fork of generation 3 alone would be after what was read."""
+    for _ in range(10):
+        append_batch(writer)
+    reader = tail(writer)
+    reader.poll()
+    second = open_log(writer.folder, (2, 8))
+    for _ in range(4):
+        append_batch(second)
+    with pytest.raises(InvariantViolation, match="read up to 10, but generation 2 writes from 8 on"):
+        reader.follow_fork(second.lineage.fork(Generation(3), second.end))
+
+
 # ------------------------------------------------------------------------------------------------- the thread
 
 

@@ -10,6 +10,7 @@ from cutline.channels.log import ChannelLog
 from cutline.model.ids import Generation, OperatorId, Position
 from cutline.protocol.cut.credits import ConsumptionReports, ConsumptionRequests
 from cutline.protocol.link import Envelope
+from cutline.protocol.messages.wire import Consumed
 from cutline.transport.in_process import Address, Content, InProcessRouter, operator_address
 from cutline.worker.backpressure import Credits
 from cutline.worker.credit_messages import CreditMessages
@@ -99,3 +100,18 @@ def test_a_consumer_that_was_restored_takes_its_credit_back(flow: Flow) -> None:
     assert flow.credits.backlog() == {TOTALS: 2}
     former.read({ORDERS: Position(2)})
     assert flow.credits.backlog() == {TOTALS: 2}, "its former self still runs, and no longer counts"
+
+
+def test_a_late_report_of_a_former_consumer_does_not_end_the_asking(flow: Flow) -> None:
+    """The producer has heard of generation 7; one of generation 6 says nothing about where the consumer is now."""
+
+    def report(generation: int, position: int) -> Consumed:
+        return Consumed(channel=ORDERS, consumer=TOTALS, generation=Generation(generation), position=Position(position))
+
+    fill(flow.orders, 2)
+    flow.credits.reported(report(7, 0))
+    flow.producer.receive(report(6, 1))
+    assert not flow.credits.has_room()
+    assert flow.producer.next_deadline_ms() is not None, "it asks on"
+    flow.producer.receive(report(7, 1))
+    assert flow.producer.next_deadline_ms() is None

@@ -54,19 +54,22 @@ class CreditAccount:
             read += 1
         del self._unread[:read]
 
-    def reported(self, report: Consumed, entries: Callable[[], Entries]) -> None:
-        """A consumer has reported. ``entries``: all entries of the log, needed when the consumer was restored.
+    def reported(self, report: Consumed, entries: Callable[[], Entries]) -> bool:
+        """A consumer has reported; returns whether it counts.
+
+        ``entries``: all entries of the log, needed when the consumer was restored.
 
         In a newer generation the consumer was restored, perhaps to an earlier position; an older one no longer counts.
         """
         consumer, known = report.consumer, self._generations.get(report.consumer, _NO_GENERATION)
         if consumer not in self._consumed or report.generation < known:
-            return
+            return False
         self._generations[consumer] = report.generation
         if report.generation > known and report.position < self._consumed[consumer]:
             self.restored({consumer: report.position}, entries())
         else:
             self.consumed(consumer, report.position)
+        return True
 
     def restored(self, positions: Mapping[OperatorId, Position], entries: Entries) -> None:
         """Some consumers were restored and read again from these positions; ``entries``: all entries of the log."""

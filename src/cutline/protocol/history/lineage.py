@@ -54,6 +54,12 @@ class Lineage(msgspec.Struct, frozen=True):
         """Whether a generation's entry at this position is visible."""
         return self.spans[0].start <= seq and self.owner(seq) == generation
 
+    def parts_from(self, other: Lineage) -> Position | None:
+        """The first position at which both lineages show an entry, but not the same one; None if there is none."""
+        begin = max(self.spans[0].start, other.spans[0].start)
+        changes = {begin, *(span.start for span in (*self.spans, *other.spans) if span.start > begin)}
+        return min((seq for seq in changes if self.owner(seq) != other.owner(seq)), default=None)
+
     def ranges(self) -> Iterator[tuple[Generation, Position, Position | None]]:
         """(generation, first, one past the last or None for "still growing")."""
         ends: list[Position | None] = [span.start for span in self.spans[1:]]

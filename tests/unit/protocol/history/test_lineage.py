@@ -94,3 +94,20 @@ def test_after_any_forks_every_place_has_the_last_generation_that_forked_at_or_b
         starts = [span.start for span in lineage.spans]
         assert generations == sorted(set(generations))
         assert starts == sorted(set(starts))
+
+
+def test_lineages_part_where_they_first_show_another_generation() -> None:
+    first = Lineage.begin(Generation(1))
+    second = first.fork(Generation(2), Position(8))
+    third = second.fork(Generation(3), Position(12))
+    assert first.parts_from(first) is None
+    assert first.parts_from(second) == second.parts_from(first) == 8
+    assert first.parts_from(third) == 8
+    assert second.parts_from(third) == 12
+    assert third.parts_from(second.fork(Generation(4), Position(5))) == 5
+
+
+def test_what_only_one_lineage_reaches_back_to_does_not_part_them() -> None:
+    later = Lineage(spans=(Span(Generation(1), Position(5)), Span(Generation(2), Position(7))))
+    assert Lineage.begin(Generation(1)).fork(Generation(2), Position(7)).parts_from(later) is None
+    assert Lineage.begin(Generation(3)).parts_from(later) == 5

@@ -99,7 +99,7 @@ class RewindTarget(Generic[R]):
     in_transaction: R
 
 
-def rewind_all(targets: Iterable[RewindTarget[R]], *, keep_more: str) -> None:
+def rewind_targets(targets: Iterable[RewindTarget[R]], *, keep_more: str) -> None:
     """Rewind each sink in the open transaction, so that no reader sees only some of them rewound."""
     for target in targets:
         ledger = target.in_transaction.ledger(target.epoch)

@@ -16,7 +16,7 @@ from cutline.model.layout import Layout
 from cutline.runtime.checkpoints_api import CheckpointsApi
 from cutline.runtime.lifecycle import Lifecycle
 from cutline.runtime.parts import FlowParts
-from cutline.transport.request_files import Mailbox
+from cutline.transport.request_files import RequestFolder
 
 log = get_logger(__name__)
 
@@ -76,7 +76,7 @@ class RequestLoop:
 
     def __init__(self, flow: FlowName, layout: Layout, handlers: RequestHandlers, lifecycle: Lifecycle) -> None:
         self._flow = flow
-        self._mailbox = Mailbox(layout.requests, handlers.by_kind())
+        self._folder = RequestFolder(layout.requests, handlers.by_kind())
         self._is_over = lifecycle.is_over
         self._thread = threading.Thread(target=self._run, name="cutline-requests", daemon=True)
 
@@ -89,6 +89,6 @@ class RequestLoop:
     def _run(self) -> None:
         while not self._is_over.wait(_LOOK_SECONDS):
             try:
-                self._mailbox.take()
+                self._folder.take()
             except OSError:  # for example a full disk: it must end neither the flow nor this thread
                 log.warning("request_not_answered", flow=self._flow, exc_info=True)

@@ -66,7 +66,7 @@ def ask(folder: Path, kind: str, arguments: dict[str, Any], *, seconds: float, w
     return answer.result
 
 
-class Mailbox:
+class RequestFolder:
     """The flow's side: performs requests one at a time, in order of arrival."""
 
     def __init__(self, folder: Path, handlers: dict[str, Callable[..., dict[str, Any]]]) -> None:

@@ -43,7 +43,7 @@ from cutline.connectors.shared_epochs import (
     pass_point,
     process_name,
     publish_for_all,
-    rewind_all,
+    rewind_targets,
 )
 from cutline.connectors.sink_base import OpenedSink, not_opened
 from cutline.errors import SinkError, StoreError
@@ -239,7 +239,7 @@ class Postgres:
 
         def rewind(connection: Connection) -> None:
             rows = locked_rows(connection, self._ledger_schema, {plan.ledger for plan in plans})
-            rewind_all(
+            rewind_targets(
                 (
                     RewindTarget(
                         opened=sink._opened,

@@ -24,7 +24,7 @@ from cutline.connectors.shared_epochs import (
     pass_point,
     process_name,
     publish_for_all,
-    rewind_all,
+    rewind_targets,
 )
 from cutline.connectors.sink_base import OpenedSink, not_opened
 from cutline.connectors.sqlite.ledger import EPOCH_COLUMN, PREFIX, Shape, SinkTable
@@ -187,7 +187,7 @@ class SQLite:
     def rewind_together(self, targets: Sequence[tuple[Any, Epoch]]) -> None:
         """Rewind several sinks in one transaction, so that their tables never disagree."""
         with self._transaction() as db:
-            rewind_all(
+            rewind_targets(
                 (
                     RewindTarget(
                         opened=sink._opened,

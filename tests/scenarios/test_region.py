@@ -15,8 +15,8 @@ from cutline.errors import CutlineError, FencedError, FlowFailedError, RecoveryE
 from cutline.model.checkpoint import Manifest, Tombstone
 from cutline.model.ids import Epoch, Position
 from cutline.protocol.messages.coordinator import ReleaseEpochs
-from cutline.recovery import region
 from cutline.protocol.messages.wire import ConsumptionNoted
+from cutline.recovery import region
 from cutline.transport.in_process import Address, Content, InProcessRouter
 from cutline.worker.operator import OperatorService
 from tests.support.killing import is_killed_at

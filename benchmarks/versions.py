@@ -3,8 +3,8 @@
     python benchmarks/versions.py --before ../old --rounds 3 -- checkpoint_latency.py --operators 10 --aligned 3
     python benchmarks/versions.py --before ../old -- overhead.py --variant cutline-1s
 
-Each checkout runs its own copy of the benchmark with its own sources and this interpreter's packages. Prints one line of
-JSON: every figure of every round, medians, the ratio after / before, and the CPU seconds of each run.
+Each checkout runs its own copy of the benchmark with its own sources and this interpreter's packages. Prints one line
+of JSON: every figure of every round, the ratio of the medians, and the CPU seconds of Python (not of the JVM).
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ def run(checkout: Path, command: list[str]) -> dict[str, float]:
 
 
 def flat(value: Any, name: str = "") -> dict[str, float]:
-    if isinstance(value, dict):
-        return {key: one for part, item in value.items() for key, one in flat(item, f"{name}.{part}".strip(".")).items()}
-    return {name: value} if isinstance(value, int | float) else {}
+    if isinstance(value, int | float):
+        return {name: value}
+    found: dict[str, float] = {}
+    for part, item in value.items() if isinstance(value, dict) else ():
+        found.update(flat(item, f"{name}.{part}".strip(".")))
+    return found
 
 
 def main() -> None:

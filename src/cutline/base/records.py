@@ -1,20 +1,31 @@
-"""How a record is stored: JSON with a format version and a checksum, both checked on reading."""
+"""How a record is stored: JSON with a format version and a checksum, both checked on reading.
+
+This is the one place that decodes records, and any of them may come from outside: from a savepoint that was handed
+over, from a bucket. A checksum says that nothing was damaged by accident, not that Cutline wrote the record. So beyond
+types and limits of the fields (``cutline.model.ids``), a type may say what its records never contain: ``problems``.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from cutline.base.decoding import decoder_of
+from cutline.base.paths import UNTRUSTED, NotPlainError, TooLargeError, read_plain, shown
 from cutline.errors import DamagedRecordError, UnknownFormatError
 
 FORMAT_VERSION = 1
+#: No record is larger: one of 100,000 files has about 20 MB.
+MOST_BYTES = 256 << 20
 
-#: What msgspec raises for bytes that are not such JSON; invalid UTF-8 has its own error.
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+#: What msgspec raises for bytes that are not such JSON; invalid UTF-8 and deep nesting have their own errors.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+#: The end of msgspec's messages: where in the record the problem is.
+_FIELD = re.compile(r" - at `(?:key` in `)?\$?\.?(.*)`$")
 
 T = TypeVar("T")
 
@@ -35,26 +46,67 @@ def encode(kind: str, body: Any) -> bytes:
     )
 
 
-def decode(kind: str, data: bytes, type_: type[T], *, path: object = None) -> T:
-    """Decode stored bytes; raises rather than return anything that is not exactly what was written."""
+def decode(kind: str, data: bytes, type_: type[T], *, path: object = None, **where: object) -> T:
+    """Decode stored bytes; raises rather than return anything that Cutline cannot have written.
+
+    ``where``: what the caller knows, for the error: flow, epoch, operator.
+    """
+    place: dict[str, Any] = {**where, "path": path}
+    if len(data) > MOST_BYTES:
+        raise DamagedRecordError(f"{kind} record has {len(data)} bytes, the limit is {MOST_BYTES}", **place)
     try:
         envelope = decoder_of(_Envelope).decode(data)
     except _UNREADABLE as error:
-        raise DamagedRecordError(f"not a readable {kind} record: {error}", path=path) from error
+        raise DamagedRecordError(f"not a readable {kind} record: {error}", **place) from error
     if envelope.format != FORMAT_VERSION:
         raise UnknownFormatError(
             f"{kind} record has format {envelope.format}, this version reads {FORMAT_VERSION}",
             next_step="use the version of Cutline that wrote it, or a newer one",
-            path=path,
+            **place,
         )
     if envelope.kind != kind:
-        raise DamagedRecordError(f"expected a {kind} record, found {envelope.kind}", path=path)
+        found = envelope.kind if envelope.kind.isidentifier() else shown(envelope.kind)
+        raise DamagedRecordError(f"expected a {kind} record, found {found[:100]}", **place)
     if hashlib.sha256(envelope.body).hexdigest() != envelope.sha256:
-        raise DamagedRecordError(f"{kind} record does not match its checksum", path=path)
+        raise DamagedRecordError(f"{kind} record does not match its checksum", **place)
     try:
-        return decoder_of(type_).decode(envelope.body)
+        value = decoder_of(type_).decode(envelope.body)
     except _UNREADABLE as error:
-        raise DamagedRecordError(f"{kind} record is incomplete: {error}", path=path) from error
+        raise _incomplete(kind, error, place) from error
+    problems = getattr(value, "problems", None)
+    for field, what in problems() if problems is not None else ():
+        raise DamagedRecordError(
+            f"{kind} record is not valid: {what}", next_step=UNTRUSTED, record=kind, field=field, **where
+        )
+    return value
+
+
+def _incomplete(kind: str, error: Exception, place: dict[str, Any]) -> DamagedRecordError:
+    """msgspec's message quotes no value; the patterns in it help no reader."""
+    text = str(error)
+    found = _FIELD.search(text)
+    what = text[: found.start()] if found else text
+    if " matching regex " in what:
+        what = "it has a name that Cutline gives to nothing"
+    return DamagedRecordError(
+        f"{kind} record is incomplete or not valid: {what}",
+        next_step=UNTRUSTED,
+        record=kind,
+        field=found[1] or None if found else None,
+        **place,
+    )
+
+
+def check_identity(kind: str, found: object, expected: object, *, path: object = None, **where: object) -> None:
+    """Raise unless a record is the one that its place says: a copy under another number would be taken for that one."""
+    if found != expected:
+        raise DamagedRecordError(
+            f"{kind} record is that of {shown(found)}, at the place of {shown(expected)}",
+            next_step=UNTRUSTED,
+            record=kind,
+            path=path,
+            **where,
+        )
 
 
 def kind_of(data: bytes) -> str | None:
@@ -79,10 +131,16 @@ def checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def load(kind: str, path: Path, type_: type[T]) -> T:
+def load(kind: str, path: Path, type_: type[T], **where: Any) -> T:
     """Read and check a record file; a missing file is damage too, since the caller knows it must be there."""
+    return decode(kind, read(kind, path, **where), type_, path=path, **where)
+
+
+def read(kind: str, path: Path, **where: Any) -> bytes:
+    """The bytes of a record file, not checked yet."""
     try:
-        data = path.read_bytes()
+        return read_plain(path, MOST_BYTES)
     except FileNotFoundError as error:
-        raise DamagedRecordError(f"{kind} record is missing", path=path) from error
-    return decode(kind, data, type_, path=path)
+        raise DamagedRecordError(f"{kind} record is missing", path=path, **where) from error
+    except (NotPlainError, TooLargeError) as error:
+        raise DamagedRecordError(f"{kind} record cannot be read: {error.strerror}", path=path, **where) from error

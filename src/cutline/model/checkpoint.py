@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 
+from cutline.model import validation
 from cutline.model.cut import InFlight, Timings
 from cutline.model.generation import Spans
-from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.model.ids import (
+    BatchId,
+    Count,
+    Epoch,
+    FlowName,
+    Generation,
+    MomentMs,
+    OperatorId,
+    Position,
+    Sha256,
+    SinkId,
+    SizeBytes,
+    Subtask,
+    Text,
+)
 from cutline.model.staging import StagedBatch
+from cutline.model.validation import Problem
 
 
 class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -18,7 +35,7 @@ class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True, order=True):
     #: Relative to the operator's spark_checkpoint_dir.
     path: str
     sha256: str
-    size_bytes: int
+    size_bytes: SizeBytes
     #: The content itself, for the small files that are new in every epoch; None: it is a blob.
     content: bytes | None = None
 
@@ -28,8 +45,8 @@ class SubtaskRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     subtask: Subtask
     files: list[SnapshotFile]
-    size_bytes: int
-    new_bytes: int
+    size_bytes: SizeBytes
+    new_bytes: SizeBytes
     #: Hashing and storing its files.
     async_ms: float = 0.0
 
@@ -66,14 +83,23 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     def files(self) -> list[SnapshotFile]:
         return [*self.shared, *(file for subtask in self.subtasks for file in subtask.files)]
 
+    def problems(self) -> Iterator[Problem]:
+        """What no record of ours says; see ``cutline.model.validation``."""
+        yield from validation.of_files(self.files())
+        yield from validation.of_unique("subtasks", [one.subtask for one in self.subtasks])
+        for sink, one in self.sinks.items():
+            yield from validation.of_json(f"sinks.{sink}.token", one.token)
+            for batch in one.staged:
+                yield from validation.of_json(f"sinks.{sink}.staged", batch.pieces)
+
 
 class SubtaskCut(msgspec.Struct, frozen=True, kw_only=True):
     """A subtask's figures in the manifest."""
 
     subtask: Subtask
-    files: int
-    size_bytes: int
-    new_bytes: int
+    files: Count
+    size_bytes: SizeBytes
+    new_bytes: SizeBytes
     async_ms: float
 
 
@@ -90,10 +116,10 @@ class OperatorCut(msgspec.Struct, frozen=True, kw_only=True):
     #: How the operator actually cut, whatever was requested.
     mode: Literal["aligned", "unaligned"]
     watermark_ms: int
-    record_sha256: str
-    files: int
-    size_bytes: int
-    new_bytes: int
+    record_sha256: Sha256
+    files: Count
+    size_bytes: SizeBytes
+    new_bytes: SizeBytes
     start_delay_ms: float
     alignment_ms: float
     sync_ms: float
@@ -118,8 +144,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Epoch
     generation: Generation
     previous_epoch: Epoch
-    started_ms: int
-    completed_ms: int
+    started_ms: MomentMs
+    completed_ms: MomentMs
     #: An earlier coordinator began it: its manifest path stays occupied for good, even after the checkpoint is
     #: collected.
     is_inherited: bool = False
@@ -129,6 +155,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     operators: dict[OperatorId, OperatorCut]
     channels: dict[OperatorId, ChannelCut]
 
+    def problems(self) -> Iterator[Problem]:
+        """What no manifest of ours says; see ``cutline.model.validation``."""
+        cuts = {name: (cut.barrier, cut.positions) for name, cut in self.operators.items()}
+        yield from validation.of_channels(
+            cuts, {name: (cut.barrier, cut.lineage) for name, cut in self.channels.items()}
+        )
+
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
     """Occupies the path of an aborted epoch's manifest, so that no older coordinator can create the manifest later."""
@@ -136,4 +169,4 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Epoch
     #: The generation that abandoned the epoch.
     generation: Generation
-    reason: str
+    reason: Text

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
+from cutline.model import validation
 from cutline.model.cut import BarrierTerms
-from cutline.model.ids import BatchId, Epoch, Generation, OperatorId, Position, SinkId
+from cutline.model.ids import (
+    BatchId,
+    Count,
+    Crc32,
+    Epoch,
+    Generation,
+    MomentMs,
+    OperatorId,
+    Position,
+    SinkId,
+    SizeBytes,
+)
 from cutline.model.staging import StagedBatch
+from cutline.model.validation import Problem
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,9 +29,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
     #: File name inside the channel's data folder.
     name: str
-    rows: int
-    size_bytes: int
-    crc32: int
+    rows: Count
+    size_bytes: SizeBytes
+    crc32: Crc32
 
 
 class DataEntry(msgspec.Struct, frozen=True, kw_only=True, tag="data"):
@@ -28,7 +43,7 @@ class DataEntry(msgspec.Struct, frozen=True, kw_only=True, tag="data"):
     seq: Position
     generation: Generation
     batch: BatchId
-    rows: int
+    rows: Count
     segments: list[Segment]
     staged: dict[SinkId, StagedBatch]
     #: Per input channel: this batch or an earlier one has read everything below.
@@ -39,6 +54,14 @@ class DataEntry(msgspec.Struct, frozen=True, kw_only=True, tag="data"):
     @property
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self.segments)
+
+    def problems(self) -> Iterator[Problem]:
+        """What no entry of ours says; see ``cutline.model.validation``."""
+        yield from validation.of_names("segments", [segment.name for segment in self.segments])
+        if self.plan:
+            yield from validation.of_paths("plan", list(self.plan))
+        for sink, batch in self.staged.items():
+            yield from validation.of_json(f"staged.{sink}", batch.pieces)
 
 
 class BarrierEntry(msgspec.Struct, frozen=True, kw_only=True, tag="barrier"):
@@ -54,7 +77,7 @@ class BarrierEntry(msgspec.Struct, frozen=True, kw_only=True, tag="barrier"):
     #: The terms travel with the barrier, so that consumers need no other message.
     alignment_limit_ms: int | None
     is_binding: bool = False
-    started_ms: int = 0
+    started_ms: MomentMs = 0
     alone: OperatorId | None = None
 
     @property

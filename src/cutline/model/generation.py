@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
-from cutline.model.ids import Epoch, Generation, OperatorId, Position
+from cutline.model import validation
+from cutline.model.ids import Count, Epoch, Generation, MomentMs, OperatorId, Position, Text
+from cutline.model.validation import Problem
 
 #: (generation, first position) pairs; see ``cutline.protocol.history.lineage``.
 Spans = list[tuple[Generation, Position]]
@@ -15,22 +19,22 @@ class LostInput(msgspec.Struct, frozen=True, kw_only=True):
 
     operator: OperatorId
     #: A file, or a range: "stream ORDERS: sequences 120 to 340".
-    what: str
-    why: str
+    what: Text
+    why: Text
     #: Number of files or messages, as far as known.
-    parts: int
+    parts: Count
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One generation of the flow. Created conditionally: of two starts that use the same number, one fails."""
 
     generation: Generation
-    started_ms: int
+    started_ms: MomentMs
     #: resume, alone, regional, local, remote or fresh.
-    path: str
+    path: Text
     #: The epoch the flow was restored to; None when nothing was restored.
     restored_epoch: Epoch | None
-    reason: str
+    reason: Text
     #: Per channel: which generation's entries are visible where.
     lineage: dict[OperatorId, Spans]
     #: Per operator: the generation whose spark_checkpoint_dir it runs on.
@@ -48,3 +52,12 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     left: dict[OperatorId, Spans] = {}
     #: What its sources could not reread.
     lost_input: list[LostInput] = []
+
+    def problems(self) -> Iterator[Problem]:
+        """What no generation of ours says; see ``cutline.model.validation``."""
+        for name, spans in self.lineage.items():
+            yield from validation.of_spans(f"lineage.{name}", spans)
+        for name, spans in self.left.items():
+            yield from validation.of_spans(f"left.{name}", spans)
+        for name, encoded in self.schemas.items():
+            yield from validation.of_base64(f"schemas.{name}", encoded)

@@ -9,10 +9,9 @@ from typing import Literal
 
 from cutline.config.options import OperatorOptions, Options
 from cutline.errors import FlowDefinitionError
-from cutline.model.ids import FlowName, OperatorId, SinkId
+from cutline.model.ids import NAME, FlowName, OperatorId, SinkId
 
-#: Names become folder names, metric labels and parts of URLs.
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+_NAME = re.compile(NAME)
 #: An operator's record is stored under its name, beside the manifest of the checkpoint.
 _TAKEN = frozenset({"manifest"})
 #: "complete" re-emits the whole result with every batch, which a log of changes cannot represent.

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from cutline.errors import InvariantViolation
 from cutline.model.ids import Epoch, Generation, OperatorId
+
+
+def _part(name: str) -> str:
+    """One name of a path. Records are checked when they are decoded; this is the last line before the file system."""
+    if "/" in name or "\0" in name or name in ("", ".", ".."):
+        raise InvariantViolation(f"{name!r} cannot be a part of a path")
+    return name
 
 
 class Layout:
@@ -13,6 +21,11 @@ class Layout:
 
     def __init__(self, storage: Path, flow: str) -> None:
         self.root = storage / flow
+
+    @property
+    def flow(self) -> str:
+        """The name of the flow, or of the folder that holds it for a while."""
+        return self.root.name
 
     def name(self, path: Path) -> str:
         """A path below the flow's folder, relative to it and with slashes: its name in an object store too."""
@@ -47,10 +60,10 @@ class Layout:
         return self.root / "channels"
 
     def channel(self, operator: OperatorId) -> Path:
-        return self.channels / operator
+        return self.channels / _part(operator)
 
     def spark_checkpoint_dir(self, operator: OperatorId, generation: Generation) -> Path:
-        return self.root / "spark" / operator / f"g{generation:06d}"
+        return self.root / "spark" / _part(operator) / f"g{generation:06d}"
 
     def live_dirs(self, generations: Mapping[OperatorId, Generation]) -> dict[OperatorId, Path]:
         return {name: self.spark_checkpoint_dir(name, generation) for name, generation in generations.items()}
@@ -73,14 +86,14 @@ class Layout:
         return self.root / "blobs"
 
     def blob(self, sha256: str) -> Path:
-        return self.blobs / sha256[:2] / sha256
+        return self.blobs / _part(sha256[:2]) / _part(sha256)
 
     @property
     def pins(self) -> Path:
         return self.root / "pins"
 
     def pin(self, epoch: Epoch, operator: OperatorId) -> Path:
-        return self.pins / f"{epoch:012d}" / operator
+        return self.pins / f"{epoch:012d}" / _part(operator)
 
     @property
     def requests(self) -> Path:
@@ -97,7 +110,7 @@ class Layout:
         return self.root / "savepoints"
 
     def savepoint(self, name: str) -> Path:
-        return self.savepoints / name
+        return self.savepoints / _part(name)
 
     @property
     def checkpoints(self) -> Path:
@@ -111,4 +124,4 @@ class Layout:
 
     def record(self, epoch: Epoch, operator: OperatorId, generation: Generation) -> Path:
         """One per generation: a record is never changed, so a restored operator writes its own."""
-        return self.checkpoint(epoch) / f"{operator}.g{generation:06d}.json"
+        return self.checkpoint(epoch) / f"{_part(operator)}.g{generation:06d}.json"

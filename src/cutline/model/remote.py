@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
+from cutline.model import validation
 from cutline.model.ids import NO_EPOCH, Epoch, SinkId
+from cutline.model.validation import Problem
 
 
 class SinkProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,3 +28,7 @@ class EarlyUploadRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What one generation has uploaded, or is about to upload, for checkpoints to come."""
 
     names: list[str]
+
+    def problems(self) -> Iterator[Problem]:
+        """Names that no flow of ours uploads; see ``cutline.model.validation``."""
+        yield from validation.of_paths("names", self.names)

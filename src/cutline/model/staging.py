@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cutline.model.ids import BatchId, Generation
+from cutline.model.ids import BatchId, Count, Generation, SizeBytes
 
 if TYPE_CHECKING:
     pass
@@ -21,6 +21,6 @@ class StagedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: Generation
     batch: BatchId
-    rows: int
-    bytes: int
+    rows: Count
+    bytes: SizeBytes
     pieces: list[Piece]

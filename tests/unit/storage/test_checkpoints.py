@@ -16,7 +16,7 @@ from cutline.errors import DamagedRecordError
 from cutline.model.checkpoint import ChannelCut, Manifest, OperatorRecord, SnapshotFile, Tombstone
 from cutline.model.cut import Timings
 from cutline.model.generation import GenerationRecord
-from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position
+from cutline.model.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, FlowName, Generation, OperatorId, Position
 from cutline.model.layout import Layout
 from cutline.ports.checkpoint_store import HeldFiles
 from cutline.storage.checkpoints import LocalCheckpointStore
@@ -88,7 +88,7 @@ def manifest_of(store: LocalStore, *records: OperatorRecord) -> Manifest:
         operators={
             record.operator: operator_cut(acknowledgement(store.checkpoints.store_record(record))) for record in records
         },
-        channels={record.operator: ChannelCut(barrier=record.barrier, lineage=[], in_flight={}) for record in records},
+        channels={record.operator: ChannelCut(barrier=record.barrier, lineage=[(Generation(1), START)], in_flight={}) for record in records},
     )
 
 

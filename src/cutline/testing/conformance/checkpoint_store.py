@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from cutline.errors import DamagedRecordError, FencedError
 from cutline.model.checkpoint import ChannelCut, Manifest, OperatorCut, OperatorRecord, SubtaskCut, Tombstone
 from cutline.model.cut import Timings
-from cutline.model.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, Position, Subtask
+from cutline.model.ids import NO_EPOCH, START, BatchId, Epoch, FlowName, Generation, OperatorId, Position, Subtask
 from cutline.ports.checkpoint_store import CheckpointStore, StoredRecord
 from cutline.ports.query_dir import FileSet
 
@@ -228,7 +228,7 @@ def manifest_of(store: CheckpointStore, record: OperatorRecord) -> Manifest:
         started_ms=0,
         completed_ms=1,
         operators={record.operator: _cut(stored)},
-        channels={record.operator: ChannelCut(barrier=record.barrier, lineage=[], in_flight={})},
+        channels={record.operator: ChannelCut(barrier=record.barrier, lineage=[(Generation(1), START)], in_flight={})},
     )
 
 

@@ -1,0 +1,124 @@
+"""Paths that records and listings name: they stay below their folder, also past symbolic links, and are plain files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from cutline.errors import DamagedRecordError
+
+_MOST_PATH_CHARS = 1_024
+#: What file systems accept for one name.
+_MOST_NAME_BYTES = 255
+#: The printable characters of ASCII, except the backslash, which some programs take for a slash.
+_PLAIN = bytes(range(0x20, 0x7F)).replace(b"\\", b"")
+_SHOWN_CHARS = 120
+UNTRUSTED = "use an intact copy, or another checkpoint or savepoint; use nothing of a sender whom you do not trust"
+
+
+def shown(value: object) -> str:
+    """A value from outside, as an error may show it: short, and without characters that a terminal obeys."""
+    text = ascii(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
+def are_relative(paths: Sequence[str]) -> bool:
+    """Whether every path is relative, normalised, printable and of a length that file systems accept.
+
+    Joined by slashes they are one path, which is as good as the worst of them: many cost hardly more than one.
+    """
+    if not paths:
+        return True
+    text = f"/{'/'.join(paths)}/"
+    if "//" in text or "/./" in text or "/../" in text:
+        return False
+    is_ascii = text.isascii()
+    if text.encode().translate(None, _PLAIN) if is_ascii else _is_tricky(text):
+        return False
+    longest = max(map(len, paths))
+    if is_ascii and longest <= _MOST_NAME_BYTES:
+        return True
+    return longest <= _MOST_PATH_CHARS and max(map(len, text.encode().split(b"/"))) <= _MOST_NAME_BYTES
+
+
+def _is_tricky(text: str) -> bool:
+    """Whether a text beyond ASCII has invisible characters, or ones that some systems take for dots and slashes."""
+    if not text.isprintable():
+        return True
+    folded = unicodedata.normalize("NFKC", text)
+    return any(part in folded for part in ("\\", "//", "/./", "/../")) or folded.count("/") != text.count("/")
+
+
+def is_relative(path: str) -> bool:
+    """Whether the path stays below any folder that it is appended to, on every file system."""
+    return are_relative((path,))
+
+
+def is_name(name: str) -> bool:
+    """Whether it is the name of one file, without folders."""
+    return "/" not in name and is_relative(name)
+
+
+def inside(root: Path, relative: str, **where: object) -> Path:
+    """``root / relative``. Raises DamagedRecordError if that leaves ``root``, be it through a symbolic link."""
+    if not is_relative(relative):
+        raise DamagedRecordError(
+            "a path leads out of its folder", next_step=UNTRUSTED, path=shown(relative), folder=root, **where
+        )
+    if (link := link_on(root, relative)) is not None:
+        raise DamagedRecordError(
+            "a path leads through a symbolic link", next_step=UNTRUSTED, path=shown(relative), link=link, **where
+        )
+    return root / relative
+
+
+def link_on(root: Path, relative: str) -> str | None:
+    """The first symbolic link on the way from ``root`` to the path, the path itself included; None if there is none."""
+    at = os.fspath(root)
+    for name in relative.split("/"):
+        at = f"{at}/{name}"
+        try:
+            if stat.S_ISLNK(os.lstat(at).st_mode):
+                return at
+        except (FileNotFoundError, NotADirectoryError):
+            break  # nothing below it exists either
+    return None
+
+
+class NotPlainError(OSError):
+    """The path is a symbolic link, a folder, a pipe or a device: not a file that a program of ours wrote."""
+
+
+@contextlib.contextmanager
+def open_plain(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file to read it. Raises NotPlainError, without waiting, for anything else of that name."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        # A link, or a socket.
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
+            raise NotPlainError(errno.EINVAL, "it is not a plain file", os.fspath(path)) from None
+        raise
+    with os.fdopen(handle, "rb", buffering=0, closefd=True) as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise NotPlainError(errno.EINVAL, "it is not a plain file", os.fspath(path))
+        yield file
+
+
+class TooLargeError(OSError):
+    """The file is larger than the caller is ready to hold in memory."""
+
+
+def read_plain(path: Path, limit_bytes: int | None = None) -> bytes:
+    """The content of a regular file. Raises NotPlainError, TooLargeError or OSError."""
+    with open_plain(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if limit_bytes is not None and size_bytes > limit_bytes:
+            raise TooLargeError(errno.EFBIG, f"it has {size_bytes} bytes, the limit is {limit_bytes}", os.fspath(path))
+        return file.read(-1 if limit_bytes is None else size_bytes + 1)

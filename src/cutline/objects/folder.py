@@ -1,4 +1,4 @@
-"""A folder as an object store: a file per object, durable when the call returns.
+"""A folder as an object store: a file per object, durable when the call returns. Symbolic links are no objects.
 
 Not obstore's LocalStore: it renames a file into place without syncing it first, so a power cut could leave an empty
 object, and every later create of it would report that the object exists.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cutline.base.backoff import Backoff
 from cutline.base.durable import fsync_dir, is_temporary, make_dir
+from cutline.base.paths import link_on, open_plain, read_plain
 from cutline.base.retry import Retry
 from cutline.errors import MissingObject, NotDone, OutcomeUnknown
 from cutline.objects.names import checked, checked_folder
@@ -41,9 +43,9 @@ class FolderStore:
     def url(self) -> str:
         return self._root.as_uri()
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, limit_bytes: int | None = None) -> bytes:
         with self._reading(path):
-            return self._file(path).read_bytes()
+            return read_plain(self._file(path), limit_bytes)
 
     def create(self, path: str, data: bytes) -> bool:
         return self._write(path, lambda: [data], _link)
@@ -60,7 +62,8 @@ class FolderStore:
         with self._reading(path):
             source = self._file(path)
             # Opened first, to distinguish a missing object from a missing target folder.
-            source.open("rb").close()
+            with open_plain(source):
+                pass
         try:
             put_in_place(target, pieces_of(source))
         except OSError as error:
@@ -69,7 +72,8 @@ class FolderStore:
     def find(self, path: str) -> ObjectInfo | None:
         file = self._file(path)
         try:
-            return _info(path, file.stat()) if file.is_file() else None
+            status = file.lstat()
+            return _info(path, status) if stat.S_ISREG(status.st_mode) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -80,7 +84,7 @@ class FolderStore:
         for file in self._files(folder):
             if not is_temporary(file.name):
                 with contextlib.suppress(FileNotFoundError):
-                    yield _info(os.path.relpath(file.path, self._root), file.stat())
+                    yield _info(os.path.relpath(file.path, self._root), file.stat(follow_symlinks=False))
 
     def delete(self, paths: Iterable[str]) -> None:
         removed = 0
@@ -102,7 +106,7 @@ class FolderStore:
         found = []
         for file in self._files(self._root):
             with contextlib.suppress(FileNotFoundError):
-                if is_temporary(file.name) and (status := file.stat()).st_mtime <= oldest:
+                if is_temporary(file.name) and (status := file.stat(follow_symlinks=False)).st_mtime <= oldest:
                     found.append(_info(os.path.relpath(file.path, self._root), status))
         return found
 
@@ -116,7 +120,10 @@ class FolderStore:
         return dropped
 
     def _file(self, path: str) -> Path:
-        return self._root / checked(path)
+        """The file of an object. Objects are plain files in plain folders: a link would lead out of the store."""
+        if link_on(self._root, checked(path)) is not None:
+            raise NotDone("the path of an object leads through a symbolic link", store=self.url, path=path)
+        return self._root / path
 
     @contextlib.contextmanager
     def _reading(self, path: str) -> Iterator[None]:
@@ -128,7 +135,7 @@ class FolderStore:
             raise NotDone("the object cannot be read", store=self.url, path=path, why=error.strerror) from error
 
     def _files(self, folder: Path) -> Iterator[os.DirEntry[str]]:
-        """Every file below a folder; files that are deleted meanwhile may be missing."""
+        """Every plain file below a folder; files that are deleted meanwhile may be missing."""
         try:
             entries = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -138,7 +145,7 @@ class FolderStore:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from self._files(Path(entry.path))
-            else:
+            elif entry.is_file(follow_symlinks=False):
                 yield entry
 
     def _write(self, path: str, content: Callable[[], Iterable[bytes]], settle: Callable[[Path, Path], bool]) -> bool:

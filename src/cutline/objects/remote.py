@@ -79,9 +79,12 @@ class ObstoreStore:
     def url(self) -> str:
         return self._url
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, limit_bytes: int | None = None) -> bytes:
         def get() -> bytes | None:
             result = obstore.get(self._once, checked(path))
+            if limit_bytes is not None and result.meta["size"] > limit_bytes:
+                why = f"it has {result.meta['size']} bytes, the limit is {limit_bytes}"
+                raise NotDone("the object is too large to be read", store=self._url, path=path, why=why)
             # A request has a short timeout, so a large object is downloaded piece by piece.
             return bytes(result.bytes()) if result.meta["size"] <= _PIECE_BYTES else None
 

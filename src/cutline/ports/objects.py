@@ -33,7 +33,9 @@ class ObjectStore(Protocol):
         """The place of the store, human-readable and without secrets."""
         ...
 
-    def read(self, path: str) -> bytes: ...
+    def read(self, path: str, limit_bytes: int | None = None) -> bytes:
+        """The content of an object. Raises NotDone for one that is larger than ``limit_bytes``, before it is read."""
+        ...
 
     def create(self, path: str, data: bytes) -> bool:
         """Create an object; False if the path exists, with any content. Of two racing creators exactly one wins."""

@@ -8,10 +8,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutline.errors import InvariantViolation, SinkError
+from cutline.base.paths import UNTRUSTED, inside, is_relative, shown
+from cutline.errors import SinkError
 
 if TYPE_CHECKING:
     from cutline.model.ids import BatchId
@@ -38,9 +39,11 @@ def pieces_of(staged: Iterable[StagedBatch]) -> list[Piece]:
     """All pieces, in the order of the batches; each names a file below the sink's folder."""
     pieces = [piece for batch in staged for piece in batch.pieces]
     for piece in pieces:
-        path = PurePosixPath(piece["path"])
-        if path.is_absolute() or ".." in path.parts:
-            raise InvariantViolation("a staged piece lies outside the sink's folder", path=path)
+        path, numbers = piece.get("path"), (piece.get("rows"), piece.get("size_bytes"))
+        if not isinstance(path, str) or not is_relative(path):
+            raise SinkError("a staged piece lies outside the sink's folder", next_step=UNTRUSTED, path=shown(path))
+        if not all(isinstance(number, int) and number >= 0 for number in numbers):
+            raise SinkError("a staged piece has no sizes", next_step=UNTRUSTED, path=shown(path))
     return pieces
 
 
@@ -52,7 +55,7 @@ def digest_of(pieces: Iterable[Piece]) -> str:
 def check_still_there(root: Path, pieces: Iterable[Piece], *, hint: str) -> None:
     """Refuse to publish a file that was deleted or truncated since it was staged."""
     for piece in pieces:
-        path = root / piece["path"]
+        path = inside(root, piece["path"])
         try:
             size_bytes = path.stat().st_size
         except FileNotFoundError as error:

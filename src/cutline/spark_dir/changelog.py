@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from cutline.base.paths import is_name
+
 _LZ4_MAGIC = b"LZ4Block"
 #: After the magic: token (its high half: the method), compressed size, original size, checksum.
 _LZ4_HEAD = struct.Struct("<8sBIII")
@@ -43,8 +45,9 @@ def read_lineage(path: str) -> dict[int, str] | None:
             version, rest = _utf(_head(file.read(_READ_LIMIT_BYTES)))
         if version not in (b"v3", b"v4"):
             return None
-        return {item.version: item.checkpoint_unique_id for item in _ANCESTORS.decode(_utf(rest)[0])}
-    except (ValueError, OSError, struct.error, msgspec.MsgspecError):
+        ancestors = {item.version: item.checkpoint_unique_id for item in _ANCESTORS.decode(_utf(rest)[0])}
+        return ancestors if all(map(is_name, ancestors.values())) else None
+    except (ValueError, OSError, struct.error, msgspec.MsgspecError, RecursionError):
         # Not an error yet: the caller has an alternative, and raises if that fails too.
         return None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from cutline.base.paths import are_relative, is_name
 from cutline.errors import DamagedRecordError
 from cutline.model.ids import BatchId
 
@@ -79,11 +80,20 @@ class CommitLog:
         try:
             with open(path, "rb", buffering=0) as file:
                 _, _, body = file.read().partition(b"\n")
-            return _COMMIT.decode(body)
+            commit = _COMMIT.decode(body)
+            _check_ids(commit.state_unique_ids or {})
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise damaged("a commit of Spark cannot be read", path, BatchId(batch)) from error
+        return commit
+
+
+def _check_ids(unique_ids: Mapping[str, list[list[str]]]) -> None:
+    """Operators and ids are parts of file names. Raises ValueError."""
+    names = [*unique_ids, *(one for partitions in unique_ids.values() for ids in partitions for one in ids)]
+    if not are_relative(names) or "/" in "".join(names):
+        raise ValueError("an id is no part of a file name")
 
 
 def load_offsets(root: str, batch: BatchId) -> Offsets:
@@ -106,8 +116,10 @@ def parse_offsets(content: bytes, path: str, batch: BatchId) -> Offsets:
         for index, line in enumerate(line for line in lines if line):
             # Version 1 lists the sources in their order; version 2 names the folder: ``0:{"logOffset":3}``.
             name, position = (str(index).encode(), line) if version == b"v1" else line.split(b":", 1)
-            positions[name.decode()] = None if position == _NO_OFFSET else position
-    except (ValueError, msgspec.MsgspecError) as error:
+            if not is_name(folder := name.decode()):
+                raise ValueError("the name of a source is no name of a folder")
+            positions[folder] = None if position == _NO_OFFSET else position
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise damaged("the offsets of a batch cannot be read", path, batch) from error
     return Offsets(conf=conf, positions=positions)
 

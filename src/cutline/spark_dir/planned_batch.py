@@ -17,12 +17,15 @@ from pathlib import Path
 import msgspec
 
 from cutline.base import durable
+from cutline.base.paths import inside, shown
 from cutline.errors import DamagedRecordError
 from cutline.model.ids import NO_BATCH, BatchId
 from cutline.spark_dir.offsets import damaged, file_position, load_offsets, parse_offsets
 from cutline.spark_dir.state_files import walk_files
 
 _COMPACT = ".compact"
+#: Of the numbers in file names; Spark's have 64 bits.
+_MOST_DIGITS = 19
 
 
 def plan_of(spark_checkpoint_dir: Path, batch: BatchId) -> dict[str, bytes]:
@@ -49,6 +52,9 @@ def put_plan(spark_checkpoint_dir: Path, batch: BatchId, plan: Mapping[str, byte
     """Make Spark, when it starts, run ``batch`` as planned. The batches before it are committed."""
     root = os.fspath(spark_checkpoint_dir)
     _forget_plans(spark_checkpoint_dir, batch)
+    paths = {name: _path_in(spark_checkpoint_dir, name, batch) for name in plan}
+    if f"offsets/{batch}" not in plan:
+        raise damaged("the stored plan of a batch has no offsets", f"{root}/offsets/{batch}", batch)
     positions = parse_offsets(plan[f"offsets/{batch}"], f"{root}/offsets/{batch}", batch).positions
     before = _positions_before(root, batch)
     for folder, position in positions.items():
@@ -57,9 +63,21 @@ def put_plan(spark_checkpoint_dir: Path, batch: BatchId, plan: Mapping[str, byte
     if not (spark_checkpoint_dir / "metadata").exists():
         _write(spark_checkpoint_dir / "metadata", msgspec.json.encode({"id": str(uuid.uuid4())}))
     for name, content in sorted(plan.items(), key=lambda item: _place(item[0])):
-        path = spark_checkpoint_dir / name
+        path = paths[name]
         number = path.name.removesuffix(_COMPACT)
-        _write(path, _compacted(path.parent, int(number), content) if path.name.endswith(_COMPACT) else content)
+        is_compact = path.name.endswith(_COMPACT) and _is_number(number)
+        _write(path, _compacted(path.parent, int(number), content) if is_compact else content)
+
+
+def _path_in(spark_checkpoint_dir: Path, name: str, batch: BatchId) -> Path:
+    """Where a file of a plan is written: the batch's offsets, or a file of a source."""
+    if name != f"offsets/{batch}" and not name.startswith("sources/"):
+        raise damaged("the stored plan of a batch names a file that is no part of a plan", shown(name), batch)
+    return inside(spark_checkpoint_dir, name, batch=batch)
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS
 
 
 def commit_plan(spark_checkpoint_dir: Path, batch: BatchId) -> None:
@@ -86,7 +104,7 @@ def _forget_plans(spark_checkpoint_dir: Path, first: BatchId) -> None:
     """Removes the plans that Spark itself has made from this batch on."""
     with contextlib.suppress(FileNotFoundError):
         for path in (spark_checkpoint_dir / "offsets").iterdir():
-            if path.name.isdigit() and int(path.name) >= first:
+            if _is_number(path.name) and int(path.name) >= first:
                 _remove(path)
 
 
@@ -119,7 +137,7 @@ def _place(name: str) -> tuple[str, int]:
     """Sort key: lists of files in their order, because a compacted one contains those before it; then the offsets."""
     folder, _, last = name.rpartition("/")
     number = last.removesuffix(_COMPACT)
-    return ("~" if folder == "offsets" else folder, int(number) if number.isdigit() else 0)
+    return ("~" if folder == "offsets" else folder, int(number) if _is_number(number) else 0)
 
 
 def _existing(spark_checkpoint_dir: Path, folder: str, number: int, batch: BatchId) -> Path:
@@ -172,5 +190,5 @@ def _cut_file_log(folder: Path, first: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
             number = path.name.removesuffix(_COMPACT)
-            if number.isdigit() and int(number) >= first:
+            if _is_number(number) and int(number) >= first:
                 _remove(path)

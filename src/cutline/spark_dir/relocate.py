@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cutline.base import durable
+from cutline.base.paths import are_relative
 from cutline.errors import DamagedRecordError
 
 _SCHEMA_FOLDER = "/_stateSchema/"
@@ -38,11 +39,14 @@ def _point_at(path: Path, here: str) -> bool:
         record = msgspec.json.decode(body)
         for store in record["stateStoreInfo"]:
             old = store.get("stateSchemaFilePaths", [])
-            new = [here + name.rpartition(_SCHEMA_FOLDER)[2] for name in old]
+            names = [name.rpartition(_SCHEMA_FOLDER)[2] for name in old]
+            if not are_relative(names):
+                raise DamagedRecordError("operator metadata of Spark names a schema outside of its folder", path=path)
+            new = [here + name for name in names]
             if new != old:
                 store["stateSchemaFilePaths"] = new
                 is_changed = True
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise DamagedRecordError("operator metadata of Spark cannot be read", path=path) from error
     if not is_changed:
         return False

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from cutline.base.paths import are_relative
 from cutline.model.ids import BatchId
 from cutline.spark_dir.changelog import read_lineage
 from cutline.spark_dir.offsets import Commit, CommitLog, Offsets, damaged
@@ -33,6 +34,8 @@ _STATE_SUFFIXES = (".zip", ".changelog", ".snapshot", ".delta")
 _PARTITIONS_CONF = "spark.sql.shuffle.partitions"
 #: A look-up costs about 1 µs on a local disk, listing a folder 0.5 µs per entry.
 _LOOKUPS_BEFORE_LISTING = 64
+#: It names tables, about 100 bytes each. A zip can promise to unpack to any size.
+_MOST_METADATA_BYTES = 64 << 20
 
 
 class SstFile(msgspec.Struct, frozen=True, rename="camel"):
@@ -76,8 +79,14 @@ def snapshot_parts(path: str) -> dict[str, int]:
     Raises OSError or one of UNREADABLE_SNAPSHOT.
     """
     with zipfile.ZipFile(path) as archive:
+        if archive.getinfo("metadata").file_size > _MOST_METADATA_BYTES:
+            raise ValueError("the metadata of a snapshot is too large")
         _, _, body = archive.read("metadata").partition(b"\n")
     head = _SNAPSHOT_HEAD.decode(body)
+    names = [file.dfs_sst_file_name for file in head.sst_files]
+    names += [file.dfs_log_file_name for file in head.log_files or ()]
+    if not are_relative(names) or "/" in "".join(names):
+        raise ValueError("a snapshot names a file outside of its folder")
     parts = {f"{_SSTS}/{file.dfs_sst_file_name}": file.size_bytes for file in head.sst_files}
     parts.update({f"{_LOGS}/{file.dfs_log_file_name}": file.size_bytes for file in head.log_files or ()})
     return parts

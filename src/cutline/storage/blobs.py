@@ -139,18 +139,30 @@ class BlobStore:
         return None
 
     def place(self, file: SnapshotFile, target: Path) -> None:
-        """Put a stored file where Spark will read it. Links are safe: Spark replaces files, never writes into one."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if file.content is not None:
-            target.write_bytes(file.content)
-            return
-        blob = self._layout.blob(file.sha256)
+        """Put a stored file where Spark will read it. Links are safe: Spark replaces files, never writes into one.
+
+        Never writes into an existing file either: that may be a link to a blob.
+        """
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if file.content is not None:
+                with open(target, "xb") as made:
+                    made.write(file.content)
+                return
+            self._put(self._layout.blob(file.sha256), target)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise DamagedRecordError("two files of a snapshot have the same path", path=target) from error
+
+    def _put(self, blob: Path, target: Path) -> None:
         try:
             os.link(blob, target)
         except FileNotFoundError as error:
             raise DamagedRecordError("a blob is missing", path=blob) from error
+        except (FileExistsError, NotADirectoryError):
+            raise
         except OSError:
-            shutil.copyfile(blob, target)
+            with open(blob, "rb") as source, open(target, "xb") as made:
+                shutil.copyfileobj(source, made, _BLOCK_BYTES)
 
     def collect(
         self,

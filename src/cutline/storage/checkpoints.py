@@ -148,10 +148,14 @@ class LocalCheckpointStore:
 
     def _stored_epochs(self) -> list[Epoch]:
         """Epochs that have a folder."""
-        return [Epoch(int(folder.name)) for folder in self._layout.checkpoints.iterdir() if folder.name.isdigit()]
+        names = (folder.name for folder in self._layout.checkpoints.iterdir())
+        return [Epoch(int(name)) for name in names if name.isascii() and name.isdigit()]
 
     def load_manifest(self, epoch: Epoch) -> Manifest:
-        return records.load(_MANIFEST, self._layout.manifest(epoch), Manifest)
+        path = self._layout.manifest(epoch)
+        manifest = records.load(_MANIFEST, path, Manifest, flow=self._layout.flow)
+        records.check_identity(_MANIFEST, manifest.epoch, epoch, path=path, flow=self._layout.flow)
+        return manifest
 
     def load_record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord:
         cut = manifest.operators[operator]
@@ -161,6 +165,8 @@ class LocalCheckpointStore:
             raise DamagedRecordError(
                 "operator record is not the one the manifest names", path=path, epoch=manifest.epoch, operator=operator
             )
+        found = (stored.record.epoch, stored.record.operator, stored.record.generation)
+        records.check_identity(_RECORD, found, (manifest.epoch, operator, cut.generation), path=path)
         return stored.record
 
     def recorded(self, epoch: Epoch) -> frozenset[OperatorId]:
@@ -290,10 +296,7 @@ def _inline(held: Path, name: str) -> SnapshotFile:
 
 
 def _load_record(path: Path) -> StoredRecord:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise DamagedRecordError("operator record is missing", path=path) from error
+    data = records.read(_RECORD, path)
     return StoredRecord(records.decode(_RECORD, data, OperatorRecord, path=path), records.checksum(data))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cutline.base import durable, records
 from cutline.model.generation import GenerationRecord
 from cutline.model.layout import Layout
@@ -28,4 +30,9 @@ class LocalGenerationStore:
         if not folder.is_dir():
             return []
         paths = sorted(path for path in folder.iterdir() if not durable.is_temporary(path.name))
-        return [records.load(_KIND, path, GenerationRecord) for path in paths]
+        return [self._load(path) for path in paths]
+
+    def _load(self, path: Path) -> GenerationRecord:
+        record = records.load(_KIND, path, GenerationRecord, flow=self._layout.flow)
+        records.check_identity(_KIND, self._layout.generation(record.generation).name, path.name, path=path)
+        return record

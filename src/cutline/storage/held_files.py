@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from cutline.base import durable
+from cutline.base.paths import are_relative, is_relative, shown
 from cutline.errors import DamagedRecordError
 from cutline.model.ids import Epoch, OperatorId
 from cutline.model.layout import Layout
@@ -28,6 +29,10 @@ class FileHolder:
 
     def hold(self, operator: OperatorId, epoch: Epoch, spark_checkpoint_dir: Path, files: FileSet) -> HeldFiles:
         folder = self._layout.pin(epoch, operator)
+        if not are_relative(files.names()):
+            # The record could not be read again.
+            strange = next((name for name in files.names() if not is_relative(name)), "")
+            raise DamagedRecordError("a file of the snapshot has an odd name", path=shown(strange), operator=operator)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         paths: dict[str, Path] = {}

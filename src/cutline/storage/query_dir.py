@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cutline.base import durable
+from cutline.base.paths import inside
 from cutline.errors import CutlineError, DamagedRecordError, LostInputError
 from cutline.model.checkpoint import OperatorRecord, SnapshotFile
 from cutline.model.generation import LostInput
@@ -114,7 +115,7 @@ class LocalQueryDir:
         shutil.rmtree(spark_checkpoint_dir, ignore_errors=True)
         durable.make_dir(spark_checkpoint_dir)
         for file in record.files():
-            self._place(file, spark_checkpoint_dir / file.path)
+            self._place(file, inside(spark_checkpoint_dir, file.path, operator=record.operator, epoch=record.epoch))
         relocate(spark_checkpoint_dir, self._live_dirs.url(spark_checkpoint_dir) if self._live_dirs else None)
 
     def begin_as_before(self, spark_checkpoint_dir: Path, live_dir: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cutline.base import records
+from cutline.base.paths import read_plain
 from cutline.errors import DamagedRecordError
 from cutline.model.checkpoint import OperatorRecord
 from cutline.model.layout import Layout
@@ -15,7 +17,11 @@ def recorded_positions(record: OperatorRecord, layout: Layout) -> dict[str, byte
     if offsets is None:
         return {}
     try:
-        content = offsets.content if offsets.content is not None else layout.blob(offsets.sha256).read_bytes()
+        content = (
+            offsets.content
+            if offsets.content is not None
+            else read_plain(layout.blob(offsets.sha256), records.MOST_BYTES)
+        )
     except OSError as error:
         raise DamagedRecordError(f"the recorded offsets cannot be read: {error}", path=name) from error
     return parse_offsets(content, name, record.batch).positions

@@ -38,3 +38,10 @@ def decode(data: bytes, path: object) -> Entry:
 
 def load(path: Path) -> Entry:
     return records.load(KIND, path, Entry)  # type: ignore[arg-type]  # msgspec takes unions, its stubs do not say so
+
+
+def check_place(entry: Entry, path: object) -> Entry:
+    """The entry itself. Raises DamagedRecordError if it stands at the place of another and would be read as that one."""
+    place = f"g{entry.generation:06d}/{entry_name(entry.seq)}"
+    records.check_identity(KIND, place, "/".join(str(path).split("/")[-2:]), path=path)
+    return entry

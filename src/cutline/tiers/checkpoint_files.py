@@ -21,6 +21,7 @@ _RECORD = "operator"
 
 
 def record_paths(manifest: Manifest, layout: Layout) -> dict[OperatorId, Path]:
+    """By operator; the manifest's name was checked when it was decoded."""
     return {name: layout.record(manifest.epoch, name, cut.generation) for name, cut in manifest.operators.items()}
 
 
@@ -38,7 +39,7 @@ def entry_paths(manifest: Manifest, layout: Layout, operators: Collection[Operat
 
 def segments_of(entry_path: Path) -> tuple[Path, list[Segment]]:
     """The folder of an entry's segments, and the segments."""
-    entry = codec.load(entry_path)
+    entry = codec.check_place(codec.load(entry_path), entry_path)
     return codec.data_dir(entry_path.parents[1]), entry.segments if isinstance(entry, DataEntry) else []
 
 
@@ -65,7 +66,7 @@ def names_in(store: ObjectStore, manifest: Manifest, layout: Layout) -> Iterator
     for path in record_paths(manifest, layout).values():
         name = layout.name(path)
         yield name
-        record = records.decode(_RECORD, store.read(name), OperatorRecord, path=name)
+        record = records.decode(_RECORD, store.read(name, records.MOST_BYTES), OperatorRecord, path=name)
         yield from (layout.name(layout.blob(file.sha256)) for file in blobs_of(record))
     for path in entry_paths(manifest, layout):
         name = layout.name(path)
@@ -77,7 +78,7 @@ def names_in(store: ObjectStore, manifest: Manifest, layout: Layout) -> Iterator
 
 def _read_entry(store: ObjectStore, name: str) -> Entry:
     try:
-        data = unpacked(store.read(name + PACKED_SUFFIX), name)
+        data = unpacked(store.read(name + PACKED_SUFFIX, records.MOST_BYTES), name)
     except MissingObject:
-        data = store.read(name)
-    return codec.decode(data, name)
+        data = store.read(name, records.MOST_BYTES)
+    return codec.check_place(codec.decode(data, name), name)

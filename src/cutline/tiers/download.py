@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cutline.base import durable, records
+from cutline.base.paths import inside
 from cutline.errors import MissingObject
 from cutline.model.checkpoint import Manifest, OperatorRecord
 from cutline.model.ids import Epoch
@@ -14,9 +16,11 @@ from cutline.model.layout import Layout
 from cutline.ports.objects import ObjectStore
 from cutline.tiers.checkpoint_files import blobs_of, entry_paths, record_paths, segments_of
 from cutline.tiers.driver_transfer import PARALLELISM, Transfer
+from cutline.tiers.remote_checkpoints import epoch_of_manifest, is_record
 from cutline.tiers.transfer import DOWNLOAD, File, Transferred, download_file, sha256_of
 
 _RECORD = "operator"
+_ENTRIES_AT_ONCE = 1_000
 
 
 class Downloader:
@@ -33,24 +37,25 @@ class Downloader:
         Manifests come last: after a kill, no checkpoint is here without its records. Returns the epochs.
         """
         # Generations are listed last: each generation is stored before any of its checkpoints.
-        names = [info.path for folder in ("checkpoints", "generations") for info in self._store.walk(folder)]
-        manifests = [name for name in names if name.endswith("/manifest.json")]
+        walked = [info.path for folder in ("checkpoints", "generations") for info in self._store.walk(folder)]
+        # Objects with other names belong to other programs, or to no one.
+        names = [name for name in walked if is_record(name)]
+        manifests = {name: epoch for name in names if (epoch := epoch_of_manifest(name)) is not None}
         # Records of collected checkpoints may remain for a while: they are not worth a request each.
         whole = {name.rpartition("/")[0] for name in manifests} | {"generations"}
-        small = [name for name in names if name.rpartition("/")[0] in whole and not name.endswith("/manifest.json")]
+        small = [name for name in names if name.rpartition("/")[0] in whole and name not in manifests]
         with ThreadPoolExecutor(PARALLELISM) as pool:
-            for some in (["flow.json", *small], manifests):
+            for some in (["flow.json", *small], list(manifests)):
                 list(pool.map(self._download_small, some))
-        epochs = (Epoch(int(name.split("/")[1])) for name in manifests)
-        return sorted(epoch for epoch in epochs if self._layout.manifest(epoch).exists())
+        return sorted(epoch for epoch in manifests.values() if self._layout.manifest(epoch).exists())
 
     def _download_small(self, name: str) -> None:
-        target = self._layout.root / name
+        target = inside(self._layout.root, name, flow=self._layout.flow)
         if target.exists() and records.is_whole(target.read_bytes()):
             return
         durable.make_dir(target.parent)
         with contextlib.suppress(MissingObject):  # collected meanwhile
-            durable.replace(target, self._store.read(name))
+            durable.replace(target, self._store.read(name, records.MOST_BYTES))
 
     def download_content(self, manifest: Manifest) -> int:
         """Download all files that a restore to this epoch reads, except those that are here and whole.
@@ -60,7 +65,7 @@ class Downloader:
         blobs = {
             file.sha256: file.size_bytes
             for path in record_paths(manifest, self._layout).values()
-            for file in blobs_of(records.load(_RECORD, path, OperatorRecord))
+            for file in blobs_of(records.load(_RECORD, path, OperatorRecord, flow=self._layout.flow))
         }
         missing = [
             File(self._name(self._layout.blob(digest)), size_bytes)
@@ -69,8 +74,11 @@ class Downloader:
         ]
         downloaded = self._download_files(missing)
         # Only after the blobs: the entries of a checkpoint that proves damaged would leave gaps in the flow's logs.
+        paths = entry_paths(manifest, self._layout)
         with ThreadPoolExecutor(PARALLELISM) as pool:
-            downloaded += pool.map(self._download_entry, entry_paths(manifest, self._layout))
+            # A few at a time: whether there are as many as the manifest says is known only when they have arrived.
+            while some := list(itertools.islice(paths, _ENTRIES_AT_ONCE)):
+                downloaded += pool.map(self._download_entry, some)
         downloaded += self._download_files(
             [
                 File(self._name(folder / segment.name), segment.size_bytes)

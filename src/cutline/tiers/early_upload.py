@@ -67,7 +67,7 @@ class EarlyUploads:
 def protected(store: ObjectStore, newest: Generation) -> set[str]:
     """The names in the record of the newest generation, which no collector may remove. Raises StoreError."""
     try:
-        data = store.read(_path_of(newest))
+        data = store.read(_path_of(newest), records.MOST_BYTES)
     except MissingObject:
         return set()
     return set(records.decode(_KIND, data, EarlyUploadRecord, path=_path_of(newest)).names)

@@ -13,6 +13,9 @@ from cutline.ports.objects import ObjectStore
 from cutline.protocol.history.remote_claims import claims_needed, is_replaced, is_won
 from cutline.tiers.remote_checkpoints import GENERATION, RemoteCheckpoints
 
+#: A claim is the name of a process.
+_MOST_CLAIM_BYTES = 1 << 16
+
 
 class RemoteFence:
     """The claims of one process."""
@@ -38,7 +41,9 @@ class RemoteFence:
             return True
         path = f"claims/{generation:06d}.json"
         is_created = self._store.create(path, self._token)
-        if not is_won(self._token, is_created=is_created, found=None if is_created else self._store.read(path)):
+        if not is_won(
+            self._token, is_created=is_created, found=None if is_created else self._store.read(path, _MOST_CLAIM_BYTES)
+        ):
             return False
         self._claimed.add(generation)
         return True

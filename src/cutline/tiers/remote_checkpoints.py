@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import TypeVar
+
 from cutline.base import records
 from cutline.errors import MissingObject
 from cutline.model.checkpoint import Manifest
@@ -14,6 +17,15 @@ from cutline.protocol.history.remote_claims import newest_generation
 
 MANIFEST, GENERATION = "manifest", "generation"
 _PROGRESS = "published"
+#: Numbers as in ``cutline.model.layout``; more digits than these do not fit into 62 bits.
+_NUMBERED = re.compile(r"(\d{6,18})\.json", re.ASCII)
+_MANIFEST_NAME = re.compile(r"checkpoints/(\d{12,18})/manifest\.json", re.ASCII)
+_RECORD_NAME = re.compile(
+    r"generations/\d{6,18}\.json|checkpoints/\d{12,18}/(manifest|[A-Za-z][A-Za-z0-9_-]{0,62}\.g\d{6,18})\.json",
+    re.ASCII,
+)
+
+T = TypeVar("T")
 
 
 class RemoteCheckpoints:
@@ -30,26 +42,40 @@ class RemoteCheckpoints:
 
     def load_manifest(self, epoch: Epoch) -> Manifest:
         path = self._layout.name(self._layout.manifest(epoch))
-        return records.decode(MANIFEST, self._store.read(path), Manifest, path=path)
+        manifest = self._read(MANIFEST, path, Manifest)
+        records.check_identity(MANIFEST, manifest.epoch, epoch, path=path, flow=self._layout.flow)
+        return manifest
 
     def load_generations(self) -> list[GenerationRecord]:
         """All stored generations, ascending."""
-        names = sorted(info.path for info in self._store.walk("generations"))
-        return [records.decode(GENERATION, self._store.read(name), GenerationRecord, path=name) for name in names]
+        names = sorted(info.path for info in self._store.walk("generations") if is_record(info.path))
+        return [self._load_generation(name) for name in names]
+
+    def _load_generation(self, path: str) -> GenerationRecord:
+        record = self._read(GENERATION, path, GenerationRecord)
+        expected = self._layout.name(self._layout.generation(record.generation))
+        records.check_identity(GENERATION, expected, path, path=path, flow=self._layout.flow)
+        return record
+
+    def _read(self, kind: str, path: str, type_: type[T]) -> T:
+        """Objects of a bucket are not trusted: neither their size nor their content."""
+        data = self._store.read(path, records.MOST_BYTES)
+        return records.decode(kind, data, type_, path=path, flow=self._layout.flow)
 
     def newest_generation(self) -> Generation:
         """The newest generation that has begun or was claimed here; 0 if none."""
         return newest_generation(self._numbers_in("generations"), self._numbers_in("claims"))
 
     def _numbers_in(self, folder: str) -> list[Generation]:
-        names = (info.path.rpartition("/")[2] for info in self._store.walk(folder))
-        return [Generation(int(name.removesuffix(".json"))) for name in names]
+        """Of the objects in a folder that are named by a generation; others belong to other programs, or to no one."""
+        names = (info.path.removeprefix(f"{folder}/") for info in self._store.walk(folder))
+        return [Generation(int(found[1])) for name in names if (found := _NUMBERED.fullmatch(name))]
 
     def progress_at(self, epoch: Epoch) -> SinkProgress:
         """The sinks' progress when this checkpoint was sealed, if it was recorded."""
         path = progress_name(epoch)
         try:
-            return records.decode(_PROGRESS, self._store.read(path), SinkProgress, path=path)
+            return self._read(_PROGRESS, path, SinkProgress)
         except MissingObject:
             return SinkProgress()
 
@@ -63,5 +89,10 @@ def progress_name(epoch: Epoch) -> str:
 
 def epoch_of_manifest(path: str) -> Epoch | None:
     """The epoch of a manifest's path; None for any other path."""
-    _, number, *rest = path.split("/")
-    return Epoch(int(number)) if rest == ["manifest.json"] else None
+    found = _MANIFEST_NAME.fullmatch(path)
+    return Epoch(int(found[1])) if found else None
+
+
+def is_record(path: str) -> bool:
+    """Whether an object has a name that Cutline gives to the record of a checkpoint or a generation."""
+    return _RECORD_NAME.fullmatch(path) is not None

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from cutline.base import durable
+from cutline.base.paths import inside
 from cutline.errors import DamagedRecordError, MissingObject
 from cutline.ports.objects import ObjectStore
 
 #: Larger files are uploaded in parts, uncompressed; smaller ones fit into memory, and are packed if that pays off.
-_PACKED_BYTES = 32 << 20
+MOST_PACKED_BYTES = 32 << 20
 _SMALL_BYTES = 4 << 10
 PACKED_SUFFIX = ".zst"
 #: Packing pays off if it saves a fifth.
@@ -50,10 +51,10 @@ class Direction(NamedTuple):
 
 def _upload(store: ObjectStore, root: Path, file: File) -> Transferred:
     """Checks the file first, as far as possible: a damaged or different file must not count as uploaded."""
-    path = root / file.name
+    path = inside(root, file.name)
     if path.stat().st_size != file.size_bytes:
         raise DamagedRecordError("a file of the checkpoint does not have its recorded size", path=file.name)
-    if file.size_bytes > _PACKED_BYTES:
+    if file.size_bytes > MOST_PACKED_BYTES:
         _check_name(file.name, sha256_of(path), where="here")
         store.upload(file.name, path)
         return Transferred(file, file.name, file.size_bytes)
@@ -74,11 +75,11 @@ def _is_uploaded(store: ObjectStore, _: Path, transferred: Transferred) -> bool:
 
 def download_file(store: ObjectStore, root: Path, name: str) -> Transferred:
     """Replaces an existing file; the new one is whole and synced when the call returns."""
-    path = root / name
+    path = inside(root, name)
     durable.make_dir(path.parent)
     stored_as = name + PACKED_SUFFIX
     try:
-        packed = store.read(stored_as)
+        packed = store.read(stored_as, MOST_PACKED_BYTES)
     except MissingObject:
         stored_as = name
         try:
@@ -94,7 +95,7 @@ def download_file(store: ObjectStore, root: Path, name: str) -> Transferred:
 
 def _download(store: ObjectStore, root: Path, file: File) -> Transferred:
     """Checks a blob against its name, any other file against its size."""
-    path = root / file.name
+    path = inside(root, file.name)
     transferred = download_file(store, root, file.name)
     try:
         _check_name(file.name, sha256_of(path), where="in the remote tier")
@@ -124,6 +125,8 @@ def unpacked(packed: bytes, name: str) -> bytes:
     """The content that ``_packed`` was given."""
     try:
         size = int.from_bytes(packed[:8], "little")
+        if size > MOST_PACKED_BYTES:
+            raise ValueError("only smaller files are packed")
         content: bytes = pa.decompress(packed[8:], decompressed_size=size, codec="zstd", asbytes=True)
     except (OSError, ValueError, OverflowError, MemoryError) as error:
         raise DamagedRecordError("a packed file in the remote tier cannot be read", path=name) from error

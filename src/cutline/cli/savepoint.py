@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cutline.cli.options import FlowName, Json, Storage, parse_renames
@@ -64,7 +65,7 @@ def _row(savepoint: Savepoint) -> dict[str, str]:
         "in flight": "nothing" if savepoint.is_drained else "included",
         "files": str(savepoint.files),
         "MB": f"{savepoint.size_bytes / 1e6:.2f}",
-        "note": savepoint.note,
+        "note": escape("".join(one if one.isprintable() else "?" for one in savepoint.note)),
     }
 
 

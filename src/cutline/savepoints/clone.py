@@ -15,9 +15,10 @@ import msgspec
 
 from cutline.base import durable, records
 from cutline.base.clock import now_ms
+from cutline.base.paths import read_plain
 from cutline.channels import entry_files as codec
 from cutline.errors import DamagedRecordError
-from cutline.model.checkpoint import Manifest, OperatorRecord
+from cutline.model.checkpoint import Manifest, OperatorRecord, SnapshotFile
 from cutline.model.entries import DataEntry
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import Epoch, FlowName, OperatorId
@@ -47,7 +48,9 @@ def branch(
         tier.downloader.download_records()
         manifest = tier.checkpoints.load_manifest(epoch)
         tier.downloader.download_content(manifest)
-        generation = records.load("generation", fetched.generation(manifest.generation), GenerationRecord)
+        path = fetched.generation(manifest.generation)
+        generation = records.load("generation", path, GenerationRecord, flow=flow)
+        records.check_identity("generation", generation.generation, manifest.generation, path=path, flow=flow)
         renaming = Renaming.checked(generation.inputs, rename, drop)
         made = _Builder(fetched, built, renaming, flow).build(manifest, generation)
         if target.root.exists():
@@ -102,14 +105,23 @@ class _Builder:
     def _record(self, manifest: Manifest, old: OperatorId) -> OperatorRecord:
         cut = manifest.operators[old]
         path = self._fetched.record(manifest.epoch, old, cut.generation)
-        if records.checksum(path.read_bytes()) != cut.record_sha256:
+        data = records.read("operator", path, operator=old, flow=self._flow)
+        if records.checksum(data) != cut.record_sha256:
             raise DamagedRecordError("operator record is not the one the manifest names", path=path.name, operator=old)
-        record = records.load("operator", path, OperatorRecord)
+        record = records.decode("operator", data, OperatorRecord, path=path.name, flow=self._flow)
+        identity = (record.epoch, record.operator, record.generation)
+        records.check_identity("operator", identity, (manifest.epoch, old, cut.generation), path=path.name)
         for file in record.files():
             if file.content is None:
                 self._link(self._fetched.blob(file.sha256), self._built.blob(file.sha256))
-        renamed = self._renaming.record(record, lambda file: self._fetched.blob(file.sha256).read_bytes())
+        renamed = self._renaming.record(record, self._read_small)
         return msgspec.structs.replace(renamed, flow=self._flow, sinks={})
+
+    def _read_small(self, file: SnapshotFile) -> bytes:
+        try:
+            return read_plain(self._fetched.blob(file.sha256), records.MOST_BYTES)
+        except OSError as error:
+            raise DamagedRecordError(f"a small file cannot be read: {error.strerror}", path=file.path) from error
 
     def _entries(self, manifest: Manifest) -> None:
         """Writes the log entries that a restore reads, as the new flow would have written them."""
@@ -120,7 +132,7 @@ class _Builder:
             target = folders.get(path.parents[1])
             if target is None:
                 continue
-            entry = codec.load(path)
+            entry = codec.check_place(codec.load(path), path)
             entry = msgspec.structs.replace(entry, positions=self._renaming.keys(entry.positions))
             if isinstance(entry, DataEntry):
                 entry = msgspec.structs.replace(entry, staged={})

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -20,16 +21,20 @@ from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
 from cutline.errors import ConfigError, CutlineError, UnknownSavepointError
 from cutline.model.checkpoint import Manifest
-from cutline.model.ids import Epoch, FlowName, Generation, OperatorId
+from cutline.model.graph import check_name
+from cutline.model.ids import BatchId, Count, Epoch, FlowName, Generation, MomentMs, OperatorId, SizeBytes, Text
 from cutline.model.layout import Layout
 from cutline.ports.objects import ObjectStore
 from cutline.protocol.history.renaming import Renaming
 from cutline.savepoints.clone import branch
+from cutline.savepoints.importing import SavepointImport
+from cutline.tiers.remote_checkpoints import is_record
 from cutline.tiers.remote_tier import RemoteTier
 
 KIND = "savepoint"
 #: A plain number would be mistaken for an epoch.
-_NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME = re.compile(r"^(?!\d+\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+SavepointName = Annotated[str, msgspec.Meta(pattern=_NAME.pattern)]
 _CARD = "savepoint.json"
 #: Larger objects are copied through a file instead of through memory.
 _LARGE_BYTES = 32 << 20
@@ -45,18 +50,18 @@ def is_finished(folder: Path) -> bool:
 class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a savepoint, readable without reading its content."""
 
-    name: str
+    name: SavepointName
     flow: FlowName
     epoch: Epoch
     generation: Generation
-    created_ms: int
+    created_ms: MomentMs
     #: No data was in flight: code and schemas may change before it is restored.
     is_drained: bool
     #: Per operator: the last batch that its state includes.
-    batches: dict[OperatorId, int]
-    files: int
-    size_bytes: int
-    note: str = ""
+    batches: dict[OperatorId, BatchId]
+    files: Count
+    size_bytes: SizeBytes
+    note: Text = ""
 
 
 class Savepoints:
@@ -131,13 +136,21 @@ class Savepoints:
         return _copy_all(self._open_store(str(self._folder(name))), target)
 
     def import_from(self, url: str, name: str) -> Savepoint:
-        """Import an exported savepoint, of this flow or another."""
+        """Import an exported savepoint, of this flow or another; refuse one that no export writes."""
         self.check_free(name)
         source, folder = self._open_store(url), self._folder(name)
-        card = records.decode(KIND, source.read(_CARD), Savepoint, path=f"{url}/{_CARD}")
+        data = source.read(_CARD, records.MOST_BYTES)
+        card = records.decode(KIND, data, Savepoint, path=f"{source.url}/{_CARD}", flow=self._layout.flow)
         shutil.rmtree(folder, ignore_errors=True)
         durable.make_dir(folder)
-        _copy_all(source, self._open_store(str(folder)))
+        try:
+            manifest = SavepointImport(source, _CARD, folder, self._layout).run(card.epoch)
+            batches = {operator: cut.batch for operator, cut in manifest.operators.items()}
+            found = (manifest.flow, manifest.generation, batches)
+            records.check_identity(KIND, (card.flow, card.generation, card.batches), found, path=source.url)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         savepoint = msgspec.structs.replace(card, name=name)
         durable.replace(folder / _CARD, records.encode(KIND, savepoint))
         return savepoint
@@ -157,8 +170,8 @@ class Savepoints:
     def _refuse_foreign(self, name: str, savepoint: Savepoint) -> None:
         """Records of this flow's history are here or were collected; a record that differs is of another history."""
         store = self._open_store(str(self._folder(name)))
-        generations = (info.path for info in store.walk("generations"))
-        others = [path for path in generations if self._differs(path, store.read(path))]
+        generations = [info.path for info in store.walk("generations") if is_record(info.path)]
+        others = [path for path in generations if self._differs(path, store.read(path, records.MOST_BYTES))]
         if self._is_another_here(self.tier(name).checkpoints.load_manifest(savepoint.epoch)):
             others.append(self._layout.manifest(savepoint.epoch).relative_to(self._layout.root).as_posix())
         if others:
@@ -167,7 +180,7 @@ class Savepoints:
                 next_step="create a separate flow from it: cutline clone",
                 path=others[0],
             )
-        newest = Generation(max((int(info.path[-11:-5]) for info in store.walk("generations")), default=0))
+        newest = self.tier(name).checkpoints.newest_generation()
         if self._layout.generations.exists() and not self._layout.generation(newest).exists():
             raise ConfigError(
                 f"savepoint {name!r} was taken by a flow that is no ancestor of this one",
@@ -199,6 +212,7 @@ class Savepoints:
 
         ``rename``: new names of operators; ``drop``: operators that it does not have. Its sinks begin empty.
         """
+        check_name("a flow", flow)
         if target.root.exists() and any(target.root.iterdir()):
             raise ConfigError(
                 f"{target.root.name} exists already",

@@ -12,6 +12,7 @@ import msgspec
 
 from cutline.errors import ConfigError
 from cutline.model.checkpoint import OperatorRecord, SnapshotFile
+from cutline.model.graph import check_name
 from cutline.model.ids import OperatorId
 
 V = TypeVar("V")
@@ -38,6 +39,7 @@ class Renaming:
         new_names = {name: OperatorId(rename.get(name, name)) for name in inputs if name not in drop}
         taken = list(new_names.values())
         for name in taken:
+            check_name("an operator", name)
             if taken.count(name) > 1:
                 raise ConfigError(f"two operators would be called {name!r}", next_step="give each a name of its own")
         for name in new_names:
@@ -58,8 +60,10 @@ class Renaming:
         """Spark's own record of how far it has read each channel names the channel."""
 
         def renamed(found: re.Match[bytes]) -> bytes:
-            old = OperatorId(found[2].decode())
-            return found[1] + self.new_names.get(old, old).encode() + found[3]
+            old = OperatorId(found[2].decode(errors="replace"))
+            if old not in self.new_names:
+                return found[0]
+            return found[1] + self.new_names[old].encode() + found[3]
 
         return re.sub(rb'(\{"channel"\s*:\s*")([^"]+)("\s*,\s*"position"\s*:\s*\d+\s*\})', renamed, content)
 

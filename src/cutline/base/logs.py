@@ -12,6 +12,8 @@ from typing import Any, TextIO
 
 import structlog
 
+from cutline.base.redaction import without_secrets
+
 _LOGFMT = structlog.processors.LogfmtRenderer(bool_as_flag=False)
 
 
@@ -28,6 +30,7 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 def _to_logging(logger: Any, name: str, event: structlog.typing.EventDict) -> tuple[tuple[str], dict[str, Any]]:
     what = str(event.pop("event"))
     keywords = {key: event.pop(key) for key in ("exc_info", "stack_info") if key in event}
+    event = {key: without_secrets(value) if isinstance(value, str) else value for key, value in event.items()}
     # A value of several lines (the text of an error) comes last, and for plain formatters after the line.
     long = {key: value for key, value in event.items() if "\n" in str(value)}
     short = {key: value for key, value in event.items() if key not in long}

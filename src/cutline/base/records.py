@@ -82,12 +82,14 @@ def decode(kind: str, data: bytes, type_: type[T], *, path: object = None, **whe
 
 
 def _incomplete(kind: str, error: Exception, place: dict[str, Any]) -> DamagedRecordError:
-    """msgspec's message quotes no value; the patterns in it help no reader."""
+    """msgspec's message seldom quotes a value, but sometimes; the patterns in it help no reader."""
     text = str(error)
     found = _FIELD.search(text)
     what = text[: found.start()] if found else text
     if " matching regex " in what:
         what = "it has a name that Cutline gives to nothing"
+    elif what.startswith("Invalid value "):
+        what = f"invalid value {shown(what.removeprefix('Invalid value ')[1:-1])}"
     return DamagedRecordError(
         f"{kind} record is incomplete or not valid: {what}",
         next_step=UNTRUSTED,

@@ -41,7 +41,7 @@ def load(path: Path) -> Entry:
 
 
 def check_place(entry: Entry, path: object) -> Entry:
-    """The entry itself. Raises DamagedRecordError if it stands at the place of another and would be read as that one."""
+    """The entry itself. Raises DamagedRecordError if it stands at the place of another, and would be read as that."""
     place = f"g{entry.generation:06d}/{entry_name(entry.seq)}"
     records.check_identity(KIND, place, "/".join(str(path).split("/")[-2:]), path=path)
     return entry

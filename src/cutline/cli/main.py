@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from cutline import __version__
+from cutline.base.redaction import without_secrets
 from cutline.cli.demo import demo
 from cutline.cli.gc import gc
 from cutline.cli.restore import restore
@@ -51,7 +52,10 @@ def main() -> None:
     try:
         app()
     except CutlineError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        console = Console(stderr=True)
+        console.print("[bold red]error:[/]", end=" ")
+        # Not as markup: the text may hold brackets, and names from outside.
+        console.print(without_secrets(str(error)), highlight=False, markup=False)
         sys.exit(1)
 
 

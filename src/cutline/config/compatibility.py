@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NoReturn
 
+from cutline.base.redaction import address_without_secrets, has_credentials, without_secrets
 from cutline.config.options import OperatorOptions, Options
 from cutline.errors import ConfigError
 
@@ -43,9 +44,15 @@ def _check_remote(options: Options, flow: str) -> None:
 
 
 def _check_spark_dirs(options: Options, flow: str) -> None:
+    if "://" in options.spark_dirs and has_credentials(options.spark_dirs):
+        _refuse(
+            f"spark_dirs: {address_without_secrets(options.spark_dirs)} holds more than a place, and is stored",
+            "give credentials in the configuration of Spark's file system",
+            flow=flow,
+        )
     if options.spark_dirs and "://" not in options.spark_dirs:
         _refuse(
-            f"spark_dirs: {options.spark_dirs!r} is not a URL",
+            f"spark_dirs: {without_secrets(options.spark_dirs)!r} is not a URL",
             'write for example "hdfs://host/path"; set a folder that all machines share as storage',
             flow=flow,
         )
@@ -61,7 +68,7 @@ def _check_channel_store(options: Options, flow: str) -> None:
     place = options.channel_store.rstrip("/")
     if place and not place.startswith((*BUCKET_SCHEMES, "file://")):
         _refuse(
-            f"channel_store: {place!r} is not the URL of an object store",
+            f"channel_store: {address_without_secrets(place)!r} is not the URL of an object store",
             'write for example "s3://bucket/prefix"; set a folder that all machines share as storage',
             flow=flow,
         )

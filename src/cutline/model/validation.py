@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import binascii
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutline.base.paths import are_relative, is_name, is_relative, shown
@@ -25,6 +25,7 @@ _HASH_CHARS = 64
 MOST_IN_FLIGHT = 100_000_000
 #: Of JSON that only a sink understands. A deeper one could be decoded here and fail elsewhere, on a fuller stack.
 _MOST_DEPTH = 32
+_MOST_DIGITS = 18
 
 
 class Problem(NamedTuple):
@@ -127,6 +128,13 @@ def of_channels(
         for channel, position in read.items():
             if channel in cuts and position > cuts[channel][0]:
                 yield Problem(f"operators.{name}.positions", f"it has read {channel} past the barrier")
+
+
+def of_numbers(field: str, texts: Iterable[str]) -> Iterator[Problem]:
+    """Keys that are numbers, as text."""
+    for text in texts:
+        if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+            yield Problem(field, f"{shown(text)} is not a number")
 
 
 def of_base64(field: str, encoded: str) -> Iterator[Problem]:

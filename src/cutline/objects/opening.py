@@ -20,10 +20,15 @@ def open_store(url: str, options: Mapping[str, str] = {}) -> ObjectStore:
     ``access_key_id`` and so on, as obstore names them (missing ones come from the standard environment variables), and
     ``request_timeout_s`` and ``retry_for_s``.
     """
-    parts = urlsplit(url)
     if "://" not in url:
         return _open_folder(Path(url), options)
-    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its message repeats a part of the URL
+        raise ConfigError("the URL of an object store cannot be read", next_step="write s3://bucket/prefix") from None
+    # A slash in a secret ends what looks like the bucket: then a colon remains in it.
+    is_cut = parts.scheme in _REMOTE_SCHEMES and ":" in parts.netloc
+    if is_cut or "@" in parts.netloc or parts.query or parts.fragment:
         # The URL may hold a secret, so the message must not repeat it.
         raise ConfigError(
             "the URL of an object store holds more than a place",

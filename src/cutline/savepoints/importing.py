@@ -1,7 +1,7 @@
 """Imports a savepoint from a place that is not trusted: exactly the files that its records name, each verified.
 
 Records are decoded first, and what is written is what was decoded. Content is copied, never linked, and checked against
-the hash or checksum in the records. Whatever else the place holds is a reason to refuse it: no export writes such files.
+the hash or checksum in the records. Any other file at the place is a reason to refuse it: no export writes such files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SavepointImport:
     """One import. Nothing of it is a savepoint before the caller writes the card."""
 
     def __init__(self, source: ObjectStore, card: str, folder: Path, layout: Layout) -> None:
-        """``card``: the name of the savepoint's own record, which the caller has read. ``folder``: the new savepoint's."""
+        """``card``: the name of the savepoint's record, which the caller reads. ``folder``: the new savepoint's."""
         self._source = source
         self._card = card
         self._folder = folder

@@ -88,7 +88,10 @@ def manifest_of(store: LocalStore, *records: OperatorRecord) -> Manifest:
         operators={
             record.operator: operator_cut(acknowledgement(store.checkpoints.store_record(record))) for record in records
         },
-        channels={record.operator: ChannelCut(barrier=record.barrier, lineage=[(Generation(1), START)], in_flight={}) for record in records},
+        channels={
+            record.operator: ChannelCut(barrier=record.barrier, lineage=[(Generation(1), START)], in_flight={})
+            for record in records
+        },
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutline.base.backoff import Backoff
+from cutline.base.redaction import has_credentials
 from cutline.base.retry import Retry
 from cutline.errors import ConfigError, LostInputError, NotDone
 
@@ -58,6 +59,11 @@ def import_kafka() -> Any:
 
 def client_config(servers: str) -> dict[str, Any]:
     """The configuration of every client."""
+    if has_credentials(servers.replace(", ", ",")):
+        raise ConfigError(
+            "the addresses of Kafka's brokers must not hold a user or a password: they are stored in checkpoints",
+            next_step=f"put credentials into the file that {CONFIG_FILE} names",
+        )
     config: dict[str, Any] = {"bootstrap.servers": servers, "log_level": 2, "client.id": "cutline"}
     path = os.environ.get(CONFIG_FILE)
     if path:

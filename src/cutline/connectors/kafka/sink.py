@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cutline.base import durable, records
+from cutline.base.redaction import address_without_secrets
 from cutline.base.retry import Retry
 from cutline.connectors.kafka.client import (
     Record,
@@ -31,6 +32,7 @@ from cutline.connectors.staged_files import digest_of, pieces_of
 from cutline.connectors.staging_folder import check_same_rows, check_value_column, values_of
 from cutline.errors import NotDone, OutcomeUnknown, SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
+from cutline.model.validation import Problem, of_numbers
 from cutline.protocol.publish.sink_ledger import SinkLedger, fenced
 
 if TYPE_CHECKING:
@@ -58,6 +60,10 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Epoch = NO_EPOCH
     #: The newest published epochs and their digests.
     published: dict[str, str] = {}
+
+    def problems(self) -> Iterator[Problem]:
+        """Epochs that are no numbers."""
+        yield from of_numbers("published", self.published)
 
     def with_epoch(self, epoch: Epoch, digest: str) -> TopicLedger:
         return msgspec.structs.replace(self, epoch=epoch, published=with_published(self.published, epoch, digest))
@@ -97,7 +103,7 @@ class Kafka(LogSink):
         self._ledger: TopicLedger | None = None
 
     def __repr__(self) -> str:
-        return f"Kafka({self.servers!r}, {self.topic!r})"
+        return f"Kafka({address_without_secrets(self.servers)!r}, {self.topic!r})"
 
     def open(self, context: SinkContext) -> None:
         """Check the topics, fence earlier starts of this flow, and claim the ledger."""

@@ -11,8 +11,8 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
+from cutline.base.redaction import has_credentials
 from cutline.errors import ConfigError, NotDone, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def check_url(url: str) -> str:
     addresses = [one.strip() for one in url.split(",") if one.strip()]
     if not addresses:
         raise ConfigError("no NATS server is named", next_step='write for example "nats://127.0.0.1:4222"')
-    if any("@" in (urlsplit(one).netloc or one) for one in addresses):
+    if any(map(has_credentials, addresses)):
         raise ConfigError(
             "a NATS address must not hold a user or a password: it is stored in plans and checkpoints",
             next_step=f"set {USER} and {PASSWORD}, {TOKEN} or {CREDENTIALS_FILE} in the environment",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ from cutline.connectors.log_sink import ledger_of, with_published
 from cutline.connectors.nats.client import Connection, import_nats
 from cutline.errors import NotDone, SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
+from cutline.model.validation import Problem, of_numbers
 from cutline.protocol.publish.sink_ledger import SinkLedger, fenced
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class StreamLedger(msgspec.Struct, frozen=True, kw_only=True):
     begun: Begun | None = None
     #: The epoch that this message ends, if any.
     ends: Begun | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        """Epochs that are no numbers."""
+        yield from of_numbers("published", self.published)
 
     def claimed(self, claim: str) -> StreamLedger:
         return msgspec.structs.replace(self, claim=claim, ends=None)

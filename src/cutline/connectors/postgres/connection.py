@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cutline.base.retry import Retry
@@ -57,11 +57,26 @@ def connection_parameters(dsn: str) -> dict[str, str]:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
         # Its message repeats a part of the string, which may be the password.
+        given = None
+    if given is None or _is_ambiguous(dsn, given):
         raise SinkError(
             "the connection string cannot be read",
-            next_step='write it like "host=db.example dbname=shop user=cutline" or "postgresql://cutline@db.example/shop"',
+            next_step='write "host=db.example dbname=shop user=cutline" or "postgresql://cutline@db.example/shop"; '
+            "in an address, write @ : / % of a password as %40 %3A %2F %25",
         ) from None
     return _DEFAULTS | {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _is_ambiguous(dsn: str, given: Mapping[str, Any]) -> bool:
+    """Whether libpq may have cut an address in the middle of a password: what it takes for the host is then shown."""
+    scheme, _, rest = dsn.strip().partition("://")
+    if scheme not in ("postgresql", "postgres"):
+        return False
+    place = rest.partition("?")[0]
+    user, at, server = place.partition("@")
+    is_cut = "@" in server or (bool(at) and "/" in user)
+    ports = str(given.get("port") or "").split(",")
+    return is_cut or any(port and not (port.isascii() and port.isdigit()) for port in ports)
 
 
 class Address:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from cutline.base.redaction import address_without_secrets
+from cutline.connectors.postgres.connection import Address, connection_parameters
 from cutline.connectors.source_options import SourcePosition, convert, parse
-from cutline.errors import ConfigError, LostInputError, NotDone
+from cutline.errors import ConfigError, LostInputError, NotDone, SinkError
 from cutline.ports.inspection import FileProblem, SourceReport
 
 if TYPE_CHECKING:
@@ -90,7 +92,11 @@ def import_psycopg() -> Any:
 def connect(url: str) -> Connection:
     """libpq takes what the address leaves out from the environment: PGPASSWORD, PGPASSFILE, PGSERVICE … ."""
     postgres = import_psycopg()
-    if postgres.conninfo.conninfo_to_dict(url).get("password"):
+    try:
+        parameters = connection_parameters(url)
+    except SinkError as error:
+        raise ConfigError(error.what, next_step=error.next_step) from None
+    if parameters.get("password") or parameters.get("sslpassword"):
         raise ConfigError(
             "the address must not hold a password: it is stored in plans and checkpoints",
             next_step="set PGPASSWORD or PGPASSFILE in the environment, or use service=…",
@@ -99,10 +105,10 @@ def connect(url: str) -> Connection:
         made: Connection = postgres.connect(url, autocommit=True, connect_timeout=10)
     except postgres.OperationalError as error:
         raise NotDone(
-            f"PostgreSQL cannot be reached: {error}",
+            f"PostgreSQL cannot be reached: {Address(url).describe(error)}",
             next_step="check that it runs and is reachable from here, then retry",
-            url=url,
-        ) from error
+            url=address_without_secrets(url),
+        ) from None
     return made
 
 

@@ -92,12 +92,12 @@ def link_on(root: Path, relative: str) -> str | None:
 
 
 class NotPlainError(OSError):
-    """The path is a symbolic link, a folder, a pipe or a device: not a file that a program of ours wrote."""
+    """The path is a symbolic link, a pipe or a device: nothing that a program of ours wrote."""
 
 
 @contextlib.contextmanager
 def open_plain(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file to read it. Raises NotPlainError, without waiting, for anything else of that name."""
+    """Open a regular file to read it. Raises NotPlainError or another OSError, without waiting, for anything else."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -105,10 +105,16 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
             raise NotPlainError(errno.EINVAL, "it is not a plain file", os.fspath(path)) from None
         raise
-    with os.fdopen(handle, "rb", buffering=0, closefd=True) as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(mode):
             raise NotPlainError(errno.EINVAL, "it is not a plain file", os.fspath(path))
-        yield file
+        with os.fdopen(handle, "rb", buffering=0, closefd=False) as file:
+            yield file
+    finally:
+        os.close(handle)
 
 
 class TooLargeError(OSError):
@@ -121,4 +127,4 @@ def read_plain(path: Path, limit_bytes: int | None = None) -> bytes:
         size_bytes = os.fstat(file.fileno()).st_size
         if limit_bytes is not None and size_bytes > limit_bytes:
             raise TooLargeError(errno.EFBIG, f"it has {size_bytes} bytes, the limit is {limit_bytes}", os.fspath(path))
-        return file.read(-1 if limit_bytes is None else size_bytes + 1)
+        return file.read()

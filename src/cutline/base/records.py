@@ -76,7 +76,7 @@ def decode(kind: str, data: bytes, type_: type[T], *, path: object = None, **whe
     problems = getattr(value, "problems", None)
     for field, what in problems() if problems is not None else ():
         raise DamagedRecordError(
-            f"{kind} record is not valid: {what}", next_step=UNTRUSTED, record=kind, field=field, **where
+            f"{kind} record is not valid: {what}", next_step=UNTRUSTED, record=kind, field=field, **place
         )
     return value
 
@@ -88,8 +88,8 @@ def _incomplete(kind: str, error: Exception, place: dict[str, Any]) -> DamagedRe
     what = text[: found.start()] if found else text
     if " matching regex " in what:
         what = "it has a name that Cutline gives to nothing"
-    elif what.startswith("Invalid value "):
-        what = f"invalid value {shown(what.removeprefix('Invalid value ')[1:-1])}"
+    elif what.startswith("Invalid "):
+        what = f"invalid value {shown(what.partition(' value ')[2])}"
     return DamagedRecordError(
         f"{kind} record is incomplete or not valid: {what}",
         next_step=UNTRUSTED,
@@ -144,5 +144,5 @@ def read(kind: str, path: Path, **where: Any) -> bytes:
         return read_plain(path, MOST_BYTES)
     except FileNotFoundError as error:
         raise DamagedRecordError(f"{kind} record is missing", path=path, **where) from error
-    except (NotPlainError, TooLargeError) as error:
+    except (NotPlainError, TooLargeError, IsADirectoryError) as error:
         raise DamagedRecordError(f"{kind} record cannot be read: {error.strerror}", path=path, **where) from error

@@ -110,3 +110,25 @@ def test_a_folder_in_the_way_of_the_store_is_told(tmp_path: Path) -> None:
 def test_a_missing_object_is_missing_even_if_its_folder_is(tmp_path: Path) -> None:
     with pytest.raises(MissingObject):
         open_store(str(tmp_path)).read("a/b/c")
+
+
+def test_links_and_pipes_are_no_objects(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    store = open_store(str(tmp_path / "store"))
+    store.create("a/one", b"1")
+    (tmp_path / "store" / "link").symlink_to(outside / "secret")
+    (tmp_path / "store" / "folder").symlink_to(outside)
+    os.mkfifo(tmp_path / "store" / "pipe")
+    assert [info.path for info in store.walk()] == ["a/one"]
+    for path in ("link", "folder/secret", "pipe"):
+        with pytest.raises(NotDone):
+            store.read(path)
+        with pytest.raises(NotDone):
+            store.download(path, tmp_path / "target")
+    for path in ("link", "folder/secret"):
+        with pytest.raises(NotDone):
+            store.replace(path, b"owned")
+    assert (outside / "secret").read_bytes() == b"secret"
+    assert not (tmp_path / "target").exists()

@@ -28,7 +28,19 @@ def test_other_urls_are_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://key:hidden-word@bucket/x", "s3://bucket/x?secret=hidden-word", "s3://b/#hidden-word"]
+    "url",
+    [
+        "s3://key:hidden-word@bucket/x",
+        "s3://bucket/x?secret=hidden-word",
+        "s3://b/#hidden-word",
+        "s3://key:p@hidden-word@bucket/x",
+        "s3://key:p/hidden-word@bucket/x",
+        "s3://key:p:hidden-word/d@bucket/x",
+        "s3://key:p#hidden-word@bucket/x",
+        "s3://key:%zzhidden-word@bucket/x",
+        "s3://[hidden-word/x",
+        "file://u:hidden-word@host/x",
+    ],
 )
 def test_a_url_with_more_than_a_place_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -109,3 +109,58 @@ def test_a_list_of_files_that_is_gone_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "sources/0/1").unlink()
     with pytest.raises(DamagedRecordError, match="log entry is missing"):
         plan_of(tmp_path, BatchId(1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "/tmp/x",
+        "sources/../../x",
+        "sources/0/../../../x",
+        "state/0/0/1.zip",
+        "metadata",
+        "offsets/4",
+        "sources/a\\b",
+    ],
+)
+def test_a_plan_that_names_another_file_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    there = FileSourceDir(tmp_path / "there")
+    there.run(0)
+    plan = plan_of(there.root, BatchId(0))
+    again = tmp_path / "again"
+    begin_anew(again)
+    before = content_of(tmp_path)
+    with pytest.raises(DamagedRecordError):
+        put_plan(again, BatchId(0), {**plan, name: b"owned"})
+    assert content_of(tmp_path) == before
+
+
+def test_a_plan_is_not_written_through_a_link(tmp_path: Path) -> None:
+    there = FileSourceDir(tmp_path / "there")
+    there.run(0)
+    again, outside = tmp_path / "again", tmp_path / "outside"
+    begin_anew(again)
+    outside.mkdir()
+    (again / "sources").symlink_to(outside)
+    with pytest.raises(DamagedRecordError, match="symbolic link"):
+        put_plan(again, BatchId(0), plan_of(there.root, BatchId(0)))
+    assert not list(outside.iterdir())
+
+
+def test_a_plan_without_offsets_is_refused(tmp_path: Path) -> None:
+    begin_anew(tmp_path / "again")
+    with pytest.raises(DamagedRecordError, match="has no offsets"):
+        put_plan(tmp_path / "again", BatchId(0), {})
+
+
+def test_offsets_that_name_a_source_outside_remove_nothing_there(tmp_path: Path) -> None:
+    """Spark's second form of offsets names the folder of each source."""
+    again, outside = tmp_path / "again", tmp_path / "outside"
+    begin_anew(again)
+    outside.mkdir()
+    (outside / "7").write_text("precious")
+    plan = {"offsets/0": b'v2\n{"conf":{}}\n../../outside:{"logOffset":3}'}
+    with pytest.raises(DamagedRecordError, match="cannot be read"):
+        put_plan(again, BatchId(0), plan)
+    assert (outside / "7").read_text() == "precious"

@@ -243,3 +243,18 @@ def test_storing_and_sweeping_at_once_loses_nothing(tmp_path: Path, blobs: BlobS
     finally:
         done.set()
         sweeper.join()
+
+
+def test_a_restore_never_writes_into_an_existing_file(tmp_path: Path, blobs: BlobStore) -> None:
+    """It may be a link to a blob: two files of one path would otherwise change the content of the first."""
+    first, second = written(tmp_path, "a", b"first"), written(tmp_path, "b", b"second")
+    files = [blobs.store(first, "x")[0], blobs.store(second, "x")[0]]
+    target = tmp_path / "restored" / "x"
+    blobs.place(files[0], target)
+    inline = SnapshotFile(path="x", sha256="0" * 64, size_bytes=5, content=b"owned")
+    for file in (files[1], inline):
+        with pytest.raises(DamagedRecordError, match="the same path"):
+            blobs.place(file, target)
+    assert target.read_bytes() == b"first"
+    with pytest.raises(DamagedRecordError, match="the same path"):
+        blobs.place(inline, target / "below")

@@ -75,6 +75,12 @@ class ObjectStoreConformance:
                 store.download(path, tmp_path / "target")
         assert not (tmp_path / "target").exists()
 
+    def test_an_object_beyond_the_limit_is_not_read(self, store: ObjectStore) -> None:
+        store.replace("large", b"12345")
+        assert store.read("large", 5) == b"12345"
+        with pytest.raises(NotDone):
+            store.read("large", 4)
+
     def test_find_tells_size_and_time(self, store: ObjectStore) -> None:
         store.create("a/one", b"12345")
         info = store.find("a/one")

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutline.connectors.kafka.client import Bounds, bounds_of, consumer
-from cutline.errors import FencedError, NotDone, OutcomeUnknown, SinkError
+from cutline.connectors.kafka.client import Bounds, bounds_of, client_config, consumer
+from cutline.errors import ConfigError, FencedError, NotDone, OutcomeUnknown, SinkError
 from cutline.model.ids import Epoch
 from cutline.sinks import Kafka
 from cutline.testing.conformance.sinks import SIMPLE, Case, SinkBehaviour, rows
@@ -165,3 +165,11 @@ def test_the_newest_ledger_counts_if_the_ledger_topic_got_more_partitions(tmp_pa
 def test_rewinding_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match="on_rollback"):
         start(tmp_path).sink.rewind(Epoch(1))
+
+
+@pytest.mark.parametrize("password", ["hun@ter2", "hun:ter/2", "hun#ter2", "%zzhunter2"])
+def test_addresses_of_brokers_hold_no_secret(password: str) -> None:
+    servers = f"SASL://user:{password}@host:9092"
+    with pytest.raises(ConfigError) as refused:
+        client_config(servers)
+    assert "hun" not in str(refused.value)

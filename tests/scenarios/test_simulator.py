@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from tests.support.mutations import CAUGHT_BY, MUTATIONS
 
 #: By the seed that is known to catch it.
 CAUGHT = {**CAUGHT_BY, **recovery_mutations.CAUGHT_BY}
+
+COMMAND = "from cutline.cli.main import app; app()"
 
 #: Seeds that failed once, and what they had found.
 REGRESSIONS = {
@@ -89,6 +92,27 @@ def test_the_command_adds_up_and_replays() -> None:
     story = CliRunner().invoke(app, ["simulate", "--seed", "2"])
     assert story.exit_code == 0
     assert simulate(2, with_story=True).story in story.stdout
+
+
+def test_the_command_prints_one_line_of_json_and_nothing_else() -> None:
+    """Although sinks are rewound in these seeds, of which the product's own code warns."""
+    seeds = ["--first", "0", "--seeds", "12"]
+    for workers in ("1", "2"):
+        result = subprocess.run(
+            [sys.executable, "-c", COMMAND, "simulate", *seeds, "--workers", workers, "--json"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert json.loads(result.stdout)["events"]["sink_rewinds"] > 0
+        assert (result.stdout.count("\n"), result.stderr) == (1, "")
+
+
+def test_a_run_leaves_the_log_level_as_it_was() -> None:
+    logger = logging.getLogger("cutline")
+    before = logger.level
+    simulate(0)
+    assert logger.level == before
 
 
 def test_the_command_fails_and_tells_the_story_of_a_violation() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cutline.errors import CutlineError
@@ -58,7 +61,8 @@ def simulate(seed: int, *, with_story: bool = False, is_per_operator: bool | Non
     simulation = _Simulation(seed, is_per_operator=is_per_operator)
     violation = ""
     try:
-        simulation.run()
+        with _quiet():
+            simulation.run()
     except Violation as error:
         violation = str(error)
     except (CutlineError, KeyError, AssertionError, ValueError, IndexError) as error:
@@ -77,6 +81,18 @@ def simulate(seed: int, *, with_story: bool = False, is_per_operator: bool | Non
         faults=world.faults,
         counts=world.counts,
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The product's code logs what happens to it; of a simulated flow only the story counts."""
+    logger = logging.getLogger("cutline")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class _Simulation:

@@ -278,7 +278,7 @@ def test_an_epoch_publishes_what_could_not_be_published_at_once() -> None:
     assert len(inner.order) == 2
 
 
-def test_the_end_of_a_log_is_that_of_its_last_batch_not_of_barriers_behind_it(tmp_path: Path) -> None:
+def test_the_end_of_a_log_without_batches_is_below_the_first_batch_of_its_generation(tmp_path: Path) -> None:
     log = ChannelLog.open(OperatorId("o"), tmp_path, Lineage.begin(Generation(1)))
     assert end_of(log.entries()) is None
     for generation, epoch in ((1, 1), (2, 2)):
@@ -295,7 +295,7 @@ def test_the_end_of_a_log_is_that_of_its_last_batch_not_of_barriers_behind_it(tm
         )
         if generation == 1:
             log.fork(Generation(2))
-    assert end_of(log.entries()) == place_of(Generation(1), NO_BATCH)
+    assert end_of(log.entries()) == place_of(Generation(2), NO_BATCH) < place_of(Generation(2), BatchId(0))
 
 
 # ---------------------------------------------------------------------- what is refused

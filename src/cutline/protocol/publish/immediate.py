@@ -36,15 +36,14 @@ def is_place(number: int) -> bool:
 
 
 def end_of(entries: Sequence[Entry]) -> Epoch | None:
-    """The highest number that belongs to the history in the log's entries; None without entries.
+    """A number that everything of the history is at or below, and everything given up above; None without entries.
 
-    Several entries may name the last batch (its own, and barriers after it); the oldest counts: an entry that was given
-    up was written after it, so its batch is higher and its generation at least the same.
+    Of a barrier behind the last batch it may be higher than that batch's own number, because a later generation wrote
+    the barrier. No sink has published anything in between: before a generation writes its first entry, its start or
+    restore has claimed the sink and rewound it to the end of the log at that time; what the generation publishes from
+    then on has a number of its own, and a batch above the barrier's.
     """
-    if not entries:
-        return None
-    oldest = next(entry for entry in entries if entry.batch == entries[-1].batch)
-    return place_of(oldest.generation, oldest.batch)
+    return place_of(entries[-1].generation, entries[-1].batch) if entries else None
 
 
 def check_numbering(highest: Epoch, publish: str, *, flow: FlowName, sink: SinkId) -> None:

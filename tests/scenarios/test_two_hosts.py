@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 
 from cutline.errors import FencedError
+from cutline.protocol.history import remote_claims
 from tests.support.remote import copied, remote
 from tests.support.running import running
 from tests.support.sparkless import NUMBERS, SparklessFlow
 
 
-def test_a_replaced_host_overwrites_nothing_that_its_successor_has_sealed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_same_number", [False, True])
+def test_a_replaced_host_overwrites_nothing_that_its_successor_has_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_same_number: bool
+) -> None:
+    """Not even if it has begun more generations for its regions than its successor leaves room for."""
+    if has_same_number:
+        monkeypatch.setattr(remote_claims, "_LOST_WITH_A_HOST", 1)
     settings = remote(tmp_path)
     old = SparklessFlow(tmp_path, **settings)
     try:
@@ -26,7 +33,7 @@ def test_a_replaced_host_overwrites_nothing_that_its_successor_has_sealed(tmp_pa
         (other / "table").symlink_to(tmp_path / "table")
         with running(other, **settings) as new:
             assert new.recovered.path == "remote"
-            assert new.recovered.generation == old.coordinator.generation(), "both have the same number"
+            assert (new.recovered.generation == old.coordinator.generation()) is has_same_number
             new.emit(2)
             for _ in range(4):
                 new.step(NUMBERS)  # in flight at the checkpoint

@@ -186,7 +186,7 @@ def _newest_generation(flow: FlowAtRest) -> Generation:
             known.append(flow.checkpoints.load_manifest(epoch).generation)
         except (CutlineError, OSError):
             continue
-    # A region of a lost host may have begun a generation that only a sink knows. Its number must not be used again:
-    # immediate publishing numbers batches by it.
+    # A storage folder that was restored from a backup lacks generations that a sink knows. Their numbers must not be
+    # used again: immediate publishing numbers batches by them.
     known += [sink.newest_generation() for sink in flow.sinks.values() if isinstance(sink, ImmediateSink)]
     return Generation(max(known, default=0))

@@ -31,8 +31,8 @@ class RemoteAtStart:
     ) -> Generation:
         """A generation that no other host has; ``take`` returns an unused one that is at least its argument.
 
-        ``is_needed``: the flow cannot recover without the remote tier. Otherwise, if the tier is unavailable, the
-        generation is claimed later, before the first upload.
+        ``is_needed``: this host has no records of the flow, so it cannot recover without the remote tier. Otherwise,
+        if the tier is unavailable, the generation is claimed later, before the first upload.
         """
 
         def newest_there() -> Generation:
@@ -41,10 +41,10 @@ class RemoteAtStart:
         newest = newest_here
         with contextlib.suppress(StoreError):
             newest = max(newest, self._waiting(newest_there) if is_needed else newest_there())
-        generation = take(generation_to_take(newest))
+        generation = take(generation_to_take(newest, are_records_lost=is_needed))
         with contextlib.suppress(StoreError):
             while not self._claimed(generation, is_needed=is_needed):
-                generation = take(generation_to_take(newest_there()))
+                generation = take(generation_to_take(newest_there(), are_records_lost=is_needed))
         self._tier.fence.begin(generation)
         return generation
 

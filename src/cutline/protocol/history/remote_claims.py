@@ -12,15 +12,23 @@ from collections.abc import Iterable
 from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Generation
 
+#: More generations than the regions of a host begin between two uploads, each of which claims them all.
+_LOST_WITH_A_HOST = 100
+
 
 def newest_generation(begun: Iterable[Generation], claimed: Iterable[Generation]) -> Generation:
     """The newest generation that has begun or was claimed in the remote tier; 0 if none."""
     return max([*begun, *claimed], default=Generation(0))
 
 
-def generation_to_take(*known: Generation) -> Generation:
-    """The lowest number that a starting process may ask for, given the newest ones known here and there."""
-    return Generation(max(known, default=Generation(0)) + 1)
+def generation_to_take(*known: Generation, are_records_lost: bool = False) -> Generation:
+    """The lowest number that a starting process may ask for, given the newest ones known here and there.
+
+    ``are_records_lost``: this host has no records of the flow. The host before it may have begun generations for its
+    regions that nothing else knows, and until it is fenced it may publish in them.
+    """
+    newest = max(known, default=Generation(0))
+    return Generation(newest + (_LOST_WITH_A_HOST if are_records_lost and newest else 1))
 
 
 def is_won(token: bytes, *, is_created: bool, found: bytes | None) -> bool:

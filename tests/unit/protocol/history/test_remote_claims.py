@@ -42,6 +42,11 @@ def test_a_start_takes_a_number_that_no_tier_knows() -> None:
     assert generation_to_take(Generation(4), Generation(2)) == 5
 
 
+def test_a_host_without_records_leaves_room_for_generations_that_nothing_else_knows() -> None:
+    assert generation_to_take(are_records_lost=True) == 1
+    assert generation_to_take(Generation(4), are_records_lost=True) > 50
+
+
 def test_a_claim_is_won_by_creating_it_or_by_finding_the_own_token() -> None:
     assert is_won(b"us", is_created=True, found=None)
     assert is_won(b"us", is_created=False, found=b"us"), "the answer to an earlier attempt was lost"

@@ -47,6 +47,10 @@ class LocalCheckpointStore:
         self._holder.prepare_folder()
         for leftover in self._layout.checkpoints.glob(".tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
+        for epoch in self._stored_epochs():
+            # A process that died may have left a manifest that is visible and not synced. Sinks publish because of it,
+            # and earlier checkpoints are collected: a power cut must not take it afterwards.
+            durable.fsync_dir(self._layout.checkpoint(epoch))
 
     # ------------------------------------------------------------------ taking a snapshot
 
@@ -108,6 +112,7 @@ class LocalCheckpointStore:
         there: Manifest | Tombstone = manifest
         if not durable.create(path, records.encode(_MANIFEST, manifest)):
             there = _load_verdict(path)
+            durable.fsync_dir(path.parent)  # its creator may have died, or not have come that far
         if isinstance(there, Manifest):
             self._drop_references(manifest.epoch)
         return there

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from cutline.base import durable
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.manifests import operator_cut
 from cutline.errors import DamagedRecordError
@@ -267,6 +268,21 @@ def test_the_first_manifest_of_an_epoch_stays(store: LocalStore, spark: SparkDir
     assert store.checkpoints.store_manifest(manifest) == manifest
     assert store.checkpoints.store_manifest(manifest_of(store, record_of(store, spark, 1, 2, generation=2))) == manifest
     assert store.checkpoints.load_manifest(Epoch(1)) == manifest
+
+
+def test_a_manifest_that_a_dead_process_left_is_synced_before_anything_rests_on_it(
+    store: LocalStore, layout: Layout, spark: SparkDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = manifest_of(store, checkpoint(store, spark, 1, 1))
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "fsync_dir", synced.append)
+    store.checkpoints.store_manifest(manifest)
+    assert layout.checkpoint(Epoch(1)) in synced, "found by a coordinator that completes the same epoch"
+    synced.clear()
+    LocalCheckpointStore(layout, is_reader=True)
+    assert not synced
+    LocalCheckpointStore(layout)
+    assert layout.checkpoint(Epoch(1)) in synced, "found by a start"
 
 
 def test_a_record_that_is_not_the_one_the_manifest_names_is_refused(store: LocalStore, spark: SparkDir) -> None:

@@ -53,7 +53,7 @@ def random_settings(rng: Random, graph: Graph, *, is_per_operator: bool) -> Flow
     interval, timeout = rng.choice([60, 120, 250]), rng.choice([700, 1_500, 3_000])
     size = len(graph.operators)
     has_remote = not is_per_operator and rng.random() < 0.6
-    has_early = has_remote and rng.random() < 0.3
+    has_early = has_remote and rng.random() < 0.4
     return FlowSettings(
         own_intervals_ms={name: interval * (1 + n % 4) * (1 + size // 6) for n, name in enumerate(graph.operators)},
         interval_ms=interval,
@@ -81,7 +81,7 @@ def random_settings(rng: Random, graph: Graph, *, is_per_operator: bool) -> Flow
         are_sinks_local=not has_remote and rng.random() < 0.5,
         has_remote=has_remote,
         is_remote_first=has_remote and rng.random() < 0.2,
-        upload_interval_ms=rng.choice([0, 0, 100, 400]),
+        upload_interval_ms=rng.choice([400, 900] if has_early else [0, 0, 100, 400]),
         own_upload_intervals_ms={name: rng.choice([50, 200]) for name in graph.operators if has_early},
         remote_retain=rng.choice([1, 1, 2]),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cutline.model.ids import SinkId
+from cutline.model.ids import Epoch, SinkId
 from cutline.protocol.history.remote_claims import generation_to_take
 from cutline.testing.simulator.graphs import Graph
 from cutline.testing.simulator.settings import FlowSettings
@@ -31,6 +31,8 @@ class Site:
         self.bucket = Bucket() if settings.has_remote else None
         #: Why a start refused to go on, for good.
         self.refusal = ""
+        #: A copy of the flow's folder, and how far sinks had been rewound when it was made.
+        self._backup: tuple[Disk, dict[SinkId, Epoch]] | None = None
         self._tokens = 0
         self._hosts = 0
         self.flow: SimulatedFlow = self._new_host()
@@ -44,6 +46,27 @@ class Site:
 
         self._hosts += 1
         return SimulatedFlow(self, Disk(self.graph, f"host{self._hosts}"))
+
+    # ------------------------------------------------------------------ backups
+
+    def back_up(self) -> None:
+        """A flow with a remote tier is restored from there; per-operator mode does not survive sinks that are ahead.
+
+        A copy without any checkpoint is as good as none: a start from it refuses to empty the sinks.
+        """
+        if self.bucket is None and not self.settings.is_per_operator and self.flow.live():
+            self._backup = (self.flow.disk.snapshot(), self._rewound())
+            self.world.tell("person", "makes a backup")
+
+    def restore_backup(self) -> bool:
+        """False: there is none that can be used. What a sink has rewound since then it cannot publish again."""
+        if self._backup is None or self._backup[1] != self._rewound():
+            return False
+        self.flow.restore_backup(self._backup[0])
+        return True
+
+    def _rewound(self) -> dict[SinkId, Epoch]:
+        return {name: target.ledger.rewound for name, target in self.sinks.items()}
 
     # ------------------------------------------------------------------ faults
 
@@ -77,6 +100,20 @@ class Site:
         if self.bucket is not None and not self.bucket.is_away and self.world.rng.random() < 0.5:
             self.bucket.create_claim(generation_to_take(self.bucket.newest_generation()), token)
         self.world.tell("site", "sees a second start", token=token)
+        return True
+
+    def sink_leaves(self) -> bool:
+        """One sink takes no commits for a while; checkpoints go on, and what it has yet to publish adds up."""
+        target = self.world.rng.choice(list(self.sinks.values()))
+        if target.is_away:
+            return False
+        target.is_away = True
+
+        def back() -> None:
+            target.is_away = False
+
+        self.world.tell(target.sink, "is away")
+        self.world.after(self.world.between(100, 1_500), back)
         return True
 
     def remote_leaves(self) -> bool:

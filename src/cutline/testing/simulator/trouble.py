@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from cutline.model.ids import Epoch
 from cutline.protocol.messages.coordinator import AnswerRequest, CheckpointOptions, CheckpointRequested
 from cutline.testing.simulator.processes.coordinator import CoordinatorProcess
 from cutline.testing.simulator.processes.flow import SimulatedFlow
 from cutline.testing.simulator.processes.operator import OperatorProcess
+from cutline.testing.simulator.processes.remote_tier import collect_beside
 from cutline.testing.simulator.site import Site
 from cutline.testing.simulator.storage import savepoints
+from cutline.testing.simulator.storage.bucket import RemoteAway
 from cutline.testing.simulator.world import COORDINATOR, Steps
 
 #: Faults that are brought about, and how often compared with one another.
@@ -25,16 +29,22 @@ DELIBERATE = {
     "restore_newest": 1,
     "restore_older": 1,
     "restore_savepoint": 1,
-    "clock_jump": 1,
+    "clock_jump": 2,
     "host_loss": 2,
     "zombie_host": 1,
     "claim_lost": 1,
     "remote_away": 3,
+    "sink_away": 3,
+    "backup_restored": 2,
 }
 
 
+#: What people ask of a flow, one as often as the other.
+_REQUESTS = ("checkpoint", "aligned", "unaligned", "pin", "unpin", "pause", "savepoint", "backup", "collect", "collect")
+
+
 class People:
-    """They ask for checkpoints and savepoints, pin epochs, pause and go on."""
+    """They ask for checkpoints and savepoints, pin epochs, pause and go on, back the flow up, collect garbage."""
 
     def __init__(self, site: Site) -> None:
         self.is_alive = True
@@ -53,7 +63,7 @@ class People:
             coordinator = flow.coordinator
             if coordinator is None or not coordinator.is_alive:
                 continue
-            match world.rng.choice(["checkpoint", "aligned", "unaligned", "pin", "unpin", "pause", "savepoint"]):
+            match world.rng.choice(_REQUESTS):
                 case "checkpoint":
                     self.request(coordinator, None)
                 case "aligned":
@@ -69,6 +79,10 @@ class People:
                         self.pin(flow, min(flow.disk.pins), is_pinned=False)
                 case "savepoint":
                     yield from self._savepoint(flow, coordinator)
+                case "backup":
+                    self._site.back_up()
+                case "collect":
+                    yield from self._collect_remote(flow)
                 case "pause":
                     self.pause(flow, is_paused=True)
                     yield world.between(10, 200)
@@ -117,6 +131,11 @@ class People:
                 self._world.counts["savepoints"] += 1
             coordinator.collector.end_hold(answer.epoch)
 
+    def _collect_remote(self, flow: SimulatedFlow) -> Steps:
+        if self._site.bucket is not None:
+            with contextlib.suppress(RemoteAway):
+                yield from collect_beside(flow, self._site.bucket)
+
 
 class Trouble:
     """Brings about one fault after the other."""
@@ -147,6 +166,10 @@ class Trouble:
                 return site.lose_host(leaves_zombie=kind == "zombie_host")
             case "remote_away":
                 return site.remote_leaves()
+            case "sink_away":
+                return site.sink_leaves()
+            case "backup_restored":
+                return site.restore_backup()
             case "power_cut":
                 site.flow.power_cut()
                 return True
@@ -177,12 +200,12 @@ class Trouble:
                 current = flow.current_generation()
                 flow.disk.spark[operator, current.spark_dirs[operator]].is_lost = True
                 world.tell(operator, "loses its directory")
-                flow.crash_operator(operator, leaves_zombie=False)
+                flow.crash_operator(operator, leaves_zombie=world.rng.random() < 0.5)
             case "restore_newest" | "restore_older" | "restore_savepoint":
                 return self._restore(flow, kind)
             case "clock_jump":
                 processes: list[OperatorProcess | CoordinatorProcess] = [flow.operators[operator], flow.coordinator]
-                process = world.rng.choice(processes)
+                process = world.rng.choice(_aligning(flow) or processes)
                 process.clock_offset_ms += world.between(10, 5_000)
                 if process.is_alive:
                     process.clock_jumped()
@@ -204,3 +227,8 @@ class Trouble:
             return False
         flow.restart_all("a person restores it", target=self._world.rng.choice(choice))
         return True
+
+
+def _aligning(flow: SimulatedFlow) -> list[OperatorProcess | CoordinatorProcess]:
+    """Operators that wait for alignment: a jump of their clock ends the wait before its time."""
+    return [one for one in flow.operators.values() if one.is_alive and one.is_aligning()]

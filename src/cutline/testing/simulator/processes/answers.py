@@ -36,6 +36,7 @@ from cutline.protocol.recovery.facts import (
     StoredEpoch,
     StoredFacts,
 )
+from cutline.testing.simulator.processes.remote_tier import check_sealed
 from cutline.testing.simulator.storage import savepoints
 from cutline.testing.simulator.storage.bucket import Bucket
 from cutline.testing.simulator.storage.checkpoints import Checkpoint, EntryName, content_names
@@ -192,9 +193,8 @@ def _download_content(flow: SimulatedFlow, bucket: Bucket | None, manifest: Mani
     if bucket is None:
         return "there is no remote tier"
     disk = flow.disk
+    check_sealed(bucket, manifest)
     for name in content_names(manifest, disk.records):
-        if not bucket.has(name):
-            raise Violation(f"epoch {manifest.epoch} is in the remote tier without {name}")
         content = bucket.download(name)
         if not isinstance(name, EntryName):
             disk.blobs.add(name)

@@ -43,6 +43,8 @@ class Collector:
         self._doomed: set[Epoch] = set()
         #: Epochs that are read at this moment, whatever may be said of them.
         self._held: Counter[Epoch] = Counter()
+        #: What the collection under way drops: the product's lock keeps others from holding it meanwhile.
+        self._dropping: set[Epoch] = set()
 
     def release(self, action: ReleaseEpochs) -> None:
         self._releases.append(action)
@@ -58,7 +60,7 @@ class Collector:
 
     def hold(self, epoch: Epoch) -> bool:
         """Keep a checkpoint, and all it needs; False if it is gone already."""
-        if self._disk.checkpoint(epoch) is None:
+        if self._disk.checkpoint(epoch) is None or epoch in self._dropping:
             return False
         self._held[epoch] += 1
         return True
@@ -78,14 +80,14 @@ class Collector:
             return
         self._doomed.update(release.drop)
         self._doomed.update(one.manifest.epoch for one in disk.complete() if not checks.is_live(disk, one))
+        self._dropping = self._doomed - set(self._held)
         # Manifests first: killed half-way, an epoch is either whole or not there.
-        for epoch in sorted(self._doomed):
+        for epoch in sorted(self._dropping):
             yield self._world.between(0, 2)
             if self._coordinator.is_fenced():
                 return
-            if epoch not in self._held:
-                self._doomed.discard(epoch)
-                self._drop(epoch)
+            self._doomed.discard(epoch)
+            self._drop(epoch)
             if self._world.strikes("gc_killed"):
                 self._coordinator.die("killed while it collects")
                 return

@@ -90,6 +90,7 @@ class CoordinatorProcess:
 
     def start(self) -> None:
         self.world.tell(COORDINATOR, "starts", generation=self.generation)
+        self.disk.sync_found()
         generation_starts = self.flow.generation_starts()
         pending = [
             StoredPending(epoch=epoch, terms=terms, is_resumable=is_resumable(begun_in, generation_starts))
@@ -308,7 +309,6 @@ class CoordinatorProcess:
         self.world.counts["checkpoints"] += 1
         if self.world.strikes("store_unknown"):
             raise Crash("the manifest may have been written")
-        disk.sync(("manifest", epoch))
         return self._completed(manifest)
 
     def _is_ours(self, manifest: Manifest) -> bool:
@@ -317,6 +317,7 @@ class CoordinatorProcess:
 
     def _completed(self, manifest: Manifest) -> ManifestStored:
         """The checkpoint exists, possibly stored by an earlier coordinator."""
+        self.disk.sync_checkpoint(manifest.epoch)
         self._stored(lambda: self.disk.store_outcome(self.generation, manifest.epoch, "completed"))
         is_own = manifest.generation == self.generation
         if not is_own:

@@ -139,9 +139,14 @@ class SimulatedFlow:
                 producer.query.poke()
 
     def entry_appended(self, consumer: OperatorId, channel: OperatorId) -> None:
-        reader = self.operators.get(consumer)
-        if reader is not None and reader.is_alive:
-            reader.look(channel)
+        """Whoever reads the channel as this consumer looks there, a process that is thought dead too."""
+        readers = [self.operators.get(consumer), *self._zombies_of(consumer)]
+        for reader in dict.fromkeys(readers):
+            if reader is not None and reader.is_alive:
+                reader.look(channel)
+
+    def _zombies_of(self, operator: OperatorId) -> list[OperatorProcess]:
+        return [one for one in self._zombies if isinstance(one, OperatorProcess) and one.operator == operator]
 
     def references(self) -> set[Blob]:
         """Content that snapshots under way refer to."""
@@ -201,12 +206,12 @@ class SimulatedFlow:
         self.coordinator.start()
 
     def start_region(self, region: frozenset[OperatorId]) -> None:
-        for operator in self.graph.operators:
-            if operator in region:
-                self._start_operator(operator)
+        """The next checkpoint may begin before the new processes do, while an old one still talks."""
         for operator in self.graph.operators:
             process = self.operators[operator]
-            if operator not in region and process.is_alive:
+            if operator in region:
+                self._later(lambda one=process: self._replace(one))  # type: ignore[misc]
+            elif process.is_alive:
                 for channel in region.intersection(self.graph.inputs[operator]):
                     process.input_went_on(channel, self.lineage(channel))
                 process.consumers_went_back()
@@ -255,9 +260,11 @@ class SimulatedFlow:
                     self._later(lambda one=process: self._replace(one))  # type: ignore[misc]
 
     def kill(self, operator: OperatorId, why: str) -> None:
-        """Whoever kills it starts the next one."""
+        """Whoever kills it starts the next one. A process that is thought dead goes on, but its sinks are closed."""
+        for zombie in self._zombies_of(operator):
+            zombie.publishing.close()
         process = self.operators[operator]
-        if process.is_alive:
+        if process.is_alive and not process.is_zombie:
             process.is_alive = False
             self.world.tell(operator, "is stopped", why=why)
 
@@ -346,6 +353,13 @@ class SimulatedFlow:
             process.is_alive = False
         if self.uploader is not None:
             self.uploader.is_alive = False
+
+    def restore_backup(self, backup: Disk) -> None:
+        """A person replaces the flow's folder by a copy of it that was made earlier."""
+        for process in (*self._processes(), *self._zombies):
+            process.is_alive = False
+        self.disk = backup.snapshot()
+        self.restart_all("its folder is restored from a backup")
 
     def power_cut(self) -> None:
         for process in (*self._processes(), *self._zombies):

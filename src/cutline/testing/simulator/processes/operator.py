@@ -151,6 +151,9 @@ class OperatorProcess:
             if not self.is_zombie:
                 self.flow.operator_died(self)
 
+    def is_aligning(self) -> bool:
+        return self._agent.is_aligning()
+
     def fenced(self, why: str) -> None:
         """Another process has taken over what this one writes to: the whole process ends."""
         self.world.tell(self.operator, "is fenced", why=why)
@@ -357,10 +360,11 @@ class OperatorProcess:
     def _staged(self, batch: BatchId, rows: Rows) -> dict[Any, StagedBatch]:
         """What its sinks have staged of the batch; staged files are synced before the entry is written."""
         pieces: list[dict[str, Any]] = [{"rows": rows}] if rows else []
-        return {
-            sink: StagedBatch(generation=self.generation, batch=batch, rows=len(rows), bytes=0, pieces=pieces)
-            for sink in self.flow.graph.sinks_of(self.operator)
-        }
+        staged = StagedBatch(generation=self.generation, batch=batch, rows=len(rows), bytes=0, pieces=pieces)
+        sinks = self.flow.graph.sinks_of(self.operator)
+        for sink in sinks:
+            self.flow.sinks[sink].stage(staged)
+        return dict.fromkeys(sinks, staged)
 
 
 def left_unsynced(view: View) -> list[Entry]:

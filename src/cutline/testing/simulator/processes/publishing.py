@@ -16,7 +16,7 @@ from cutline.ports.sinks import SinkContext, Stager
 from cutline.protocol.messages.wire import SinkCommitFailed, SinkCommitted
 from cutline.protocol.publish.commit import CommitPermit
 from cutline.protocol.publish.sink_ledger import RewindVerdict, Verdict, refusal
-from cutline.testing.simulator.storage.log import Data, Entry, Log, Rows, View
+from cutline.testing.simulator.storage.log import Data, Entry, Log, View
 from cutline.testing.simulator.storage.sinks import FLOW, SinkTarget
 from cutline.testing.simulator.world import Steps, Violation, World
 from cutline.worker.immediate_publishing import ImmediateSink
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from cutline.protocol.history.lineage import Lineage
     from cutline.testing.simulator.processes.flow import SimulatedFlow
     from cutline.testing.simulator.processes.operator import OperatorProcess
-
-
-def staged_rows(staged: Iterable[StagedBatch]) -> Rows:
-    return tuple(row for batch in staged for piece in batch.pieces for row in piece["rows"])
 
 
 class SimulatedSink:
@@ -56,9 +52,9 @@ class SimulatedSink:
 
     def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
         """Visible, then synced; a process may die in between, or never hear of it."""
-        if self._world.strikes("sink_refused"):
+        if self.target.is_away or self._world.strikes("sink_refused"):
             raise NotDone("the target does not answer")
-        verdict = self.target.commit(permit, staged_rows(staged), self._token)
+        verdict = self.target.commit(permit, staged, self._token)
         if verdict not in (Verdict.PUBLISH, Verdict.ALREADY):
             raise refusal(verdict, self.target.ledger, permit)
         if self._world.strikes("sink_unknown"):
@@ -96,8 +92,11 @@ class ReadLog:
         return self._log.invisible(self._view.lineage)
 
 
-def begin_immediate(flow: SimulatedFlow, target: SinkTarget, token: str) -> ImmediateSink:
-    """The product's own wrapper of a sink that publishes every batch; rewinds what is no part of the history."""
+def begin_immediate(flow: SimulatedFlow, target: SinkTarget, token: str, *, rewinds: bool = True) -> ImmediateSink:
+    """The product's own wrapper of a sink that publishes every batch; rewinds what is no part of the history.
+
+    FencedError: another process has claimed the sink, and it must be rewound.
+    """
     disk, operator = flow.disk, target.operator
     sink = SimulatedSink(target, flow.world, token)
     node = SinkNode(
@@ -110,7 +109,7 @@ def begin_immediate(flow: SimulatedFlow, target: SinkTarget, token: str) -> Imme
 
     target.sync()  # opening a target syncs what is visible there
     immediate.remember(disk.seen.get(target.sink, NO_EPOCH), note_seen)
-    if target.ledger.claim == token:
+    if rewinds:
         immediate.rewind_given_up(cast("ChannelLog", ReadLog(disk.logs[operator], flow.lineage(operator))))
     newest = flow.newest_epoch(operator)
     immediate.begin(behind=newest if disk.published.get(target.sink, NO_EPOCH) < newest else NO_EPOCH)
@@ -126,6 +125,7 @@ class Publishing:
         self._disk = process.disk
         self._todo: deque[CommitPermit | tuple[ImmediateSink, StagedBatch]] = deque()
         self._is_busy = False
+        self._is_closed = False
         self._sinks: dict[SinkId, SimulatedSink] = {
             name: SimulatedSink(process.flow.sinks[name], process.world, process.token)
             for name in process.flow.graph.sinks_of(process.operator)
@@ -133,7 +133,9 @@ class Publishing:
         self._immediate: dict[SinkId, ImmediateSink] = {}
         for name, sink in self._sinks.items():
             if sink.target.is_immediate:
-                self._immediate[name] = begin_immediate(process.flow, sink.target, process.token)
+                # A start, or a restore of the region, has rewound it. That its claim is lost, its first commit finds.
+                is_held = sink.target.ledger.claim == process.token
+                self._immediate[name] = begin_immediate(process.flow, sink.target, process.token, rewinds=is_held)
         for entry in process.view().entries if self._immediate else ():
             if isinstance(entry, Data):
                 self.happened(entry)  # what is published already is not published again
@@ -150,8 +152,13 @@ class Publishing:
             self._todo.append((immediate, entry.staged[name]))
             self._work()
 
+    def close(self) -> None:
+        """Its sinks belong to the next process of the operator."""
+        self._is_closed = True
+        self._todo.clear()
+
     def _work(self) -> None:
-        if not self._is_busy:
+        if not self._is_busy and not self._is_closed:
             self._is_busy = True
             self._world.spawn(self._run(), self._process)
 
@@ -160,6 +167,8 @@ class Publishing:
         while self._todo:
             work = self._todo.popleft()
             yield process.slow(self._world.between(1, 6))
+            if self._is_closed:
+                return
             try:
                 if isinstance(work, CommitPermit):
                     self._answer(work)

@@ -116,7 +116,7 @@ class Start:
     def _new_generation(self) -> Generator[int, None, Generation]:
         """A generation that no other host has. If the flow can start without the remote tier, it is claimed later."""
         disk, bucket = self._disk, self._bucket
-        # A region of a host that is lost may have begun a generation of which only a sink has heard.
+        # A folder that was restored from a backup does not know of generations that only a sink has heard of.
         published = [generation_of(one.ledger.highest) for one in self._flow.sinks.values() if one.is_immediate]
         newest = max([disk.highest_generation(), *published])
         if bucket is None:
@@ -126,13 +126,13 @@ class Start:
             newest = max(newest, (yield from self._patiently(bucket.newest_generation)))
         elif not bucket.is_away:
             newest = max(newest, bucket.newest_generation())
-        generation = disk.next_generation(generation_to_take(newest))
+        generation = disk.next_generation(generation_to_take(newest, are_records_lost=is_needed))
         while is_needed or not bucket.is_away:
             taken = generation
             if (yield from self._patiently(lambda: claim(bucket, taken, self._token))):  # noqa: B023
                 break
             there = yield from self._patiently(bucket.newest_generation)
-            generation = disk.next_generation(generation_to_take(there))
+            generation = disk.next_generation(generation_to_take(there, are_records_lost=is_needed))
         return generation
 
     # ------------------------------------------------------------------ the choice

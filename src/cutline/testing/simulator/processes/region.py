@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cutline.errors import FencedError
 from cutline.model.ids import NO_EPOCH, OperatorId, Position
 from cutline.protocol.history.regions import LastRestore
 from cutline.protocol.messages.coordinator import RegionLost, RegionRestored
@@ -117,13 +118,21 @@ class RegionRestores:
         self._world.tell(COORDINATOR, "restores a region", to=record.restored_epoch, region=sorted(region))
         self._world.counts["restores"] += 1
         self._world.counts[f"path_{record.path}"] += 1
+        try:
+            self._rewind(region)
+        except FencedError as error:
+            flow.fenced(error.what)
+            return
+        self._failing -= region
+        self._is_busy = False
+        coordinator.post(RegionRestored(operators=region, generation=generation))
+        flow.start_region(region)
+
+    def _rewind(self, region: frozenset[OperatorId]) -> None:
+        """Undo what sinks that publish immediately have published of batches that were given up."""
+        flow = self._coordinator.flow
         for operator in sorted(region):
             for sink in flow.graph.sinks_of(operator):
                 if flow.sinks[sink].is_immediate:
                     begin_immediate(flow, flow.sinks[sink], flow.token)
-            disk.logs[operator].collect_invisible(lineage[operator])
-        yield self._world.between(0, 3)
-        self._failing -= region
-        self._is_busy = False
-        flow.start_region(region)
-        coordinator.post(RegionRestored(operators=region, generation=generation))
+            self._disk.logs[operator].collect_invisible(flow.lineage(operator))

@@ -23,7 +23,9 @@ from cutline.testing.simulator.world import Steps, Violation
 if TYPE_CHECKING:
     from cutline.testing.simulator.processes.flow import SimulatedFlow
 
-_GRACE_MS, _YOUNG_MS = 400, 100
+#: An upload lasts much less than the grace period, as with the product's defaults.
+_GRACE_MS, _YOUNG_MS = 200, 50
+_MOST_PAUSES = 20
 
 
 class RemoteTier:
@@ -103,8 +105,9 @@ class RemoteTier:
     def _upload(
         self, manifest: Manifest, names: list[Name], is_wanted: Callable[[], bool], into: set[Name] | None = None
     ) -> Steps:
+        pauses = min(0.3, _MOST_PAUSES / max(len(names), 1))
         for name in names:
-            if self._world.rng.random() < 0.3:
+            if self._world.rng.random() < pauses:
                 yield 1
                 if not is_wanted():
                     return
@@ -148,7 +151,7 @@ class RemoteTier:
         verdict = judge_seal(manifest, there, generation)
         if verdict is Seal.FENCED:
             raise Fenced
-        self._check_sealed(there)
+        check_sealed(self._bucket, there)
         self._trusted = self._bucket.names_of(there) if is_created else None
         if is_created:
             self._sent_ms.clear()
@@ -156,11 +159,6 @@ class RemoteTier:
         self._world.tell("uploader", "seals", epoch=manifest.epoch)
         self._world.counts["sealed"] += 1
         return verdict
-
-    def _check_sealed(self, manifest: Manifest) -> None:
-        missing = [name for name in self._bucket.names_of(manifest) if not self._bucket.has(name)]
-        if missing:
-            raise Violation(f"epoch {manifest.epoch} is in the remote tier without {missing[0]}")
 
     # ------------------------------------------------------------------ collecting
 
@@ -186,7 +184,7 @@ class RemoteTier:
                 self._bucket.note_published(epoch, merged)
         self._bucket.delete_manifests(dropped)
         yield 1
-        reached = {name for epoch in self._bucket.epochs() for name in self._names_of(epoch)}
+        reached = _reached(self._bucket)
         if not reached:
             return
         needed = {repr(name) for name in reached | protected}
@@ -198,14 +196,46 @@ class RemoteTier:
         self._sent_ms = {name: at for name, at in self._sent_ms.items() if repr(name) not in paths}
         self._early = {name for name in self._early if repr(name) not in paths}
         self._bucket.delete(paths)
-        for epoch in self._bucket.epochs():
-            manifest = self._bucket.manifest(epoch)
-            if manifest is not None:
-                self._check_sealed(manifest)
+        _check_all_sealed(self._bucket)
 
-    def _names_of(self, epoch: Epoch) -> set[Name]:
-        manifest = self._bucket.manifest(epoch)
-        return self._bucket.names_of(manifest) if manifest is not None else set()
+
+def collect_beside(flow: SimulatedFlow, bucket: Bucket) -> Steps:
+    """Another process of the same generation collects what no checkpoint needs, and knows nothing of uploads.
+
+    Such a process is ``cutline gc`` on a machine that shares the flow's folder and does not see its lock.
+    """
+    newest = bucket.newest_generation()
+    protected = bucket.early(newest)
+    yield flow.world.between(0, 3)
+    reached = _reached(bucket)
+    yield flow.world.between(0, 3)
+    if not reached:
+        return
+    needed = {repr(name) for name in reached | protected}
+    doomed = unreferenced(bucket.objects(), needed=needed, newest=newest, now_ms=flow.world.now_ms, grace_ms=_GRACE_MS)
+    if not is_replaced(newest, bucket.newest_generation()):
+        bucket.delete({one.path for one in doomed})
+        flow.world.counts["collected_beside"] += 1
+        _check_all_sealed(bucket)
+
+
+def _reached(bucket: Bucket) -> set[Name]:
+    """What the checkpoints there need."""
+    manifests = [bucket.manifest(epoch) for epoch in bucket.epochs()]
+    return {name for one in manifests if one is not None for name in bucket.names_of(one)}
+
+
+def _check_all_sealed(bucket: Bucket) -> None:
+    for epoch in bucket.epochs():
+        manifest = bucket.manifest(epoch)
+        if manifest is not None:
+            check_sealed(bucket, manifest)
+
+
+def check_sealed(bucket: Bucket, manifest: Manifest) -> None:
+    missing = bucket.lacks(manifest)
+    if missing:
+        raise Violation(f"epoch {manifest.epoch} is in the remote tier without {missing[0]}")
 
 
 def claim(bucket: Bucket, generation: Generation, token: str) -> bool:

@@ -123,6 +123,10 @@ class Bucket:
         self._answer()
         return name in self._content
 
+    def lacks(self, manifest: Manifest) -> list[Name]:
+        """What a checkpoint needs and is not there; known without asking it."""
+        return [name for name in content_names(manifest, self._records) if name not in self._content]
+
     def note_early(self, generation: Generation, names: frozenset[Name]) -> None:
         self._answer()
         self._early[generation] = names

@@ -69,6 +69,25 @@ class Disk:
         """By all records there are."""
         return Generation(max([0, *self.generations, *(one.manifest.generation for one in self._checkpoints.values())]))
 
+    # ------------------------------------------------------------------ backups
+
+    def snapshot(self) -> Disk:
+        """A copy as a snapshot of the file system makes it: all that is visible, and all of it synced."""
+        copy = Disk(self.graph, self.name)
+        copy.logs = {name: log.snapshot() for name, log in self.logs.items()}
+        copy.spark = {key: spark.snapshot() for key, spark in self.spark.items()}
+        copy.records, copy.manifests, copy._checkpoints = (
+            dict(self.records),
+            dict(self.manifests),
+            dict(self._checkpoints),
+        )
+        copy.blobs, copy.generations = set(self.blobs), dict(self.generations)
+        copy.generation, copy.last_epoch = self.generation, self.last_epoch
+        copy.pending, copy.outcomes = dict(self.pending), dict(self.outcomes)
+        copy.published, copy.seen, copy.pins = dict(self.published), dict(self.seen), set(self.pins)
+        copy.only_records, copy.savepoints = set(self.only_records), dict(self.savepoints)
+        return copy
+
     # ------------------------------------------------------------------ syncing
 
     def _created(self, key: object, lose: Callable[[], None], *, is_synced: bool) -> None:
@@ -78,6 +97,17 @@ class Disk:
     def sync(self, key: object) -> None:
         """What this key names survives a power cut from now on."""
         self._unsynced.pop(key, None)
+
+    def sync_checkpoint(self, epoch: Epoch) -> None:
+        """The folder of a checkpoint: its manifest and its records."""
+        self.sync(("manifest", epoch))
+        for key in [key for key in self.records if key[0] == epoch]:
+            self.sync(("record", key))
+
+    def sync_found(self) -> None:
+        """Manifests that a dead process may have left unsynced: from now on something may rest on them."""
+        for epoch in self.manifests:
+            self.sync_checkpoint(epoch)
 
     def is_synced(self, key: object) -> bool:
         return key not in self._unsynced
@@ -89,7 +119,7 @@ class Disk:
         for (operator, generation), spark in self.spark.items():
             if current is not None and current.spark_dirs.get(operator) == generation:
                 spark.lose_power(rng)
-        for lose in self._unsynced.values():
+        for lose in list(self._unsynced.values()):
             if rng.random() < 0.5:
                 lose()
                 lost += 1

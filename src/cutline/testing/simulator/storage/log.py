@@ -139,6 +139,14 @@ class Log:
             if not lineage.shows(generation, seq)
         ]
 
+    def snapshot(self) -> Log:
+        """A copy in which everything is synced."""
+        copy = Log()
+        copy._entries = {generation: dict(own) for generation, own in self._entries.items()}
+        copy._torn = set(self._torn)
+        copy.start = self.start
+        return copy
+
     # ------------------------------------------------------------------ writing
 
     def create(self, entry: Entry, *, is_synced: bool) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from random import Random
 
-from cutline.model.ids import NO_EPOCH, Epoch, FlowName, OperatorId, SinkId
+from cutline.model.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
+from cutline.model.staging import StagedBatch
 from cutline.protocol.publish import sink_ledger
 from cutline.protocol.publish.commit import CommitPermit
 from cutline.protocol.publish.sink_ledger import RewindVerdict, SinkLedger, Verdict
@@ -15,6 +17,10 @@ from cutline.testing.simulator.world import Violation
 FLOW = FlowName("simulated")
 
 
+def staged_rows(staged: Iterable[StagedBatch]) -> Rows:
+    return tuple(row for batch in staged for piece in batch.pieces for row in piece["rows"])
+
+
 class SinkTarget:
     """One sink's target. It outlives the hosts of the flow."""
 
@@ -22,13 +28,24 @@ class SinkTarget:
         self.sink = sink
         self.operator = operator
         self.is_immediate = is_immediate
+        #: It takes no commits for a while.
+        self.is_away = False
         self.ledger = SinkLedger(flow=FLOW, sink=sink)
+        #: Output in the target that no commit has published. A commit moves it to where readers see it.
+        self._staged: set[tuple[Generation, BatchId]] = set()
         #: Per published epoch, or batch of a sink that publishes immediately: its rows.
         self.content: dict[Epoch, Rows] = {}
         #: Per path: the next row that readers have not seen.
         self.next_row: Counts = {}
         #: What stood here before the commits that are visible and not synced.
         self._before: tuple[SinkLedger, dict[Epoch, Rows], Counts] | None = None
+        #: What these commits have taken of the staged output.
+        self._taken: set[tuple[Generation, BatchId]] = set()
+
+    def stage(self, batch: StagedBatch) -> None:
+        """Synced when it returns."""
+        if batch.pieces:
+            self._staged.add((batch.generation, batch.batch))
 
     # ------------------------------------------------------------------ what the process that holds the claim does
 
@@ -37,8 +54,9 @@ class SinkTarget:
         self.sync()
         self.ledger = sink_ledger.claimed(self.ledger, token)
 
-    def commit(self, permit: CommitPermit, rows: Rows, token: str) -> Verdict:
+    def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: str) -> Verdict:
         """Make rows visible if the ledger lets them; they are durable after ``sync``. Without rows nothing is left."""
+        rows = staged_rows(staged)
         if not rows:
             return Verdict.ALREADY
         digest = repr(rows)
@@ -47,6 +65,7 @@ class SinkTarget:
             return verdict
         if self._before is None:
             self._before = (self.ledger, dict(self.content), dict(self.next_row))
+        self._take_staged(staged)
         for path, first, count in rows:
             expected = self.next_row.get(path, 0)
             if first != expected:
@@ -61,8 +80,19 @@ class SinkTarget:
             raise Violation(f"sink {self.sink} publishes epoch {permit.epoch} after epoch {max(self.content)}")
         return verdict
 
+    def _take_staged(self, staged: Sequence[StagedBatch]) -> None:
+        """What was published and then rewound is not staged any more: its batches must run again."""
+        wanted = {(one.generation, one.batch) for one in staged if one.pieces}
+        gone = sorted(wanted - self._staged)
+        if gone:
+            generation, batch = gone[0]
+            raise Violation(f"what {self.sink} had staged of batch {batch} of generation {generation} is gone")
+        self._staged -= wanted
+        self._taken |= wanted
+
     def sync(self) -> None:
         self._before = None
+        self._taken = set()
 
     def rewind(self, epoch: Epoch, token: str) -> RewindVerdict:
         """Readers see what they saw when ``epoch`` was newest. Synced when it returns."""
@@ -85,4 +115,5 @@ class SinkTarget:
         """A commit that is not synced is there or not; a database or a table's log is never half there."""
         if self._before is not None and rng.random() < 0.5:
             self.ledger, self.content, self.next_row = self._before
-        self._before = None
+            self._staged |= self._taken
+        self.sync()

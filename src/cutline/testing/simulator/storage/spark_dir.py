@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from cutline.model.ids import NO_BATCH, BatchId, OperatorId, Position
@@ -30,6 +30,9 @@ class SparkDir:
         self.committed = max(self.committed, batch)
         self.states.pop(BatchId(batch - VERSIONS_KEPT), None)
         self.planned.pop(BatchId(batch - VERSIONS_KEPT), None)
+
+    def snapshot(self) -> SparkDir:
+        return replace(self, planned=dict(self.planned), states=dict(self.states))
 
     def damage(self, last_appended: BatchId, complete: BatchId, *, may_be_behind: bool) -> str | None:
         """As the store's ``live_damage``: by what is there, what the log says, and the newest checkpoint."""

@@ -5,6 +5,7 @@ Each is a function that patches one rule for as long as the context lasts.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +33,12 @@ MUTATIONS: dict[str, Mutation] = {}
 def mutation(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     MUTATIONS[function.__name__] = contextmanager(function)
     return function
+
+
+def all_mutations() -> dict[str, Mutation]:
+    """By name, those of ``recovery_mutations`` too."""
+    importlib.import_module("tests.support.recovery_mutations")
+    return MUTATIONS
 
 
 @mutation
@@ -355,35 +362,3 @@ def operators_let_go_one_by_one_of_what_others_retain() -> Iterator[None]:
 
     with patch.object(per_operator.PerOperatorCoordinator, "_joined", one_by_one):
         yield
-
-
-#: A seed that caught each of them when this was written.
-CAUGHT_BY = {
-    "gate_admits_past_an_uncut_barrier": 0,
-    "acks_are_counted_instead_of_remembered": 0,
-    "a_missing_operator_is_overlooked": 0,
-    "sinks_commit_before_the_manifest": 0,
-    "epochs_are_used_again_after_a_restore": 9,
-    "a_stale_generation_is_accepted": 9,
-    "truncation_goes_one_entry_too_far": 0,
-    "a_pinned_epoch_is_collected": 1,
-    "claimed_content_is_collected": 2,
-    "an_epoch_is_collected_before_all_sinks_have_published_it": 15,
-    "the_barrier_is_placed_before_the_entry_of_its_batch": 0,
-    "a_cut_claims_to_have_read_what_is_only_admitted": 0,
-    "an_abort_leaves_the_gate_shut": 29,
-    "a_restarted_agent_forgets_its_cuts": 55,
-    "the_newest_epoch_is_published_first": 0,
-    "a_permit_covers_the_batch_before_its_first": 0,
-    "an_aborted_epoch_counts_as_published": 5,
-    "a_fork_drops_the_last_entry": 0,
-    "only_the_failed_operator_goes_back": 0,
-    "an_epoch_pending_before_a_restore_is_resumed": 369,
-    "an_inherited_epoch_is_not_barred": 17,
-    "a_silent_sink_is_waited_for_forever": 70,
-    "what_an_old_life_completed_in_its_own_logs_is_taken_over": 403,
-    "a_batch_in_the_log_is_planned_anew_when_it_is_repeated": 23,
-    "a_barrier_of_one_operator_alone_stops_its_consumers": 48,
-    "logs_are_truncated_although_somebody_has_no_snapshot": 63,
-    "operators_let_go_one_by_one_of_what_others_retain": 23,
-}

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from cutline.base.decoding import decoder_of
-from cutline.base.paths import UNTRUSTED, NotPlainError, TooLargeError, read_plain, shown
+from cutline.base.names import UNTRUSTED, shown
+from cutline.base.paths import NotPlainError, TooLargeError, read_plain
 from cutline.errors import DamagedRecordError, UnknownFormatError
 
 FORMAT_VERSION = 1

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutline.base.paths import UNTRUSTED, inside, is_relative, shown
+from cutline.base.names import UNTRUSTED, is_relative, shown
+from cutline.base.paths import inside
 from cutline.errors import SinkError
 
 if TYPE_CHECKING:

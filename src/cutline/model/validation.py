@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cutline.base.paths import are_relative, is_name, is_relative, shown
+from cutline.base.names import are_relative, is_name, is_relative, shown
 
 if TYPE_CHECKING:
     from cutline.model.checkpoint import SnapshotFile

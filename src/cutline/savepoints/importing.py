@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cutline.base import durable, records
-from cutline.base.paths import UNTRUSTED, inside, shown
+from cutline.base.names import UNTRUSTED, shown
+from cutline.base.paths import inside
 from cutline.channels import entry_files as codec
 from cutline.channels.segments import crc32_of
 from cutline.errors import DamagedRecordError, MissingObject

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from cutline.base.paths import is_name
+from cutline.base.names import is_name
 
 _LZ4_MAGIC = b"LZ4Block"
 #: After the magic: token (its high half: the method), compressed size, original size, checksum.

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cutline.base.paths import are_relative, is_name
+from cutline.base.names import are_relative, is_name
 from cutline.errors import DamagedRecordError
 from cutline.model.ids import BatchId
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from cutline.base import durable
-from cutline.base.paths import inside, shown
+from cutline.base.names import shown
+from cutline.base.paths import inside
 from cutline.errors import DamagedRecordError
 from cutline.model.ids import NO_BATCH, BatchId
 from cutline.spark_dir.offsets import damaged, file_position, load_offsets, parse_offsets

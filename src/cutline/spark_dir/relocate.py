@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cutline.base import durable
-from cutline.base.paths import are_relative
+from cutline.base.names import are_relative
 from cutline.errors import DamagedRecordError
 
 _SCHEMA_FOLDER = "/_stateSchema/"

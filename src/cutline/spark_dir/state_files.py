@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from cutline.base.paths import are_relative
+from cutline.base.names import are_relative
 from cutline.model.ids import BatchId
 from cutline.spark_dir.changelog import read_lineage
 from cutline.spark_dir.offsets import Commit, CommitLog, Offsets, damaged

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from cutline.base import durable
-from cutline.base.paths import are_relative, is_relative, shown
+from cutline.base.names import are_relative, is_relative, shown
 from cutline.errors import DamagedRecordError
 from cutline.model.ids import Epoch, OperatorId
 from cutline.model.layout import Layout

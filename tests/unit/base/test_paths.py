@@ -9,18 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cutline.base.paths import (
-    NotPlainError,
-    TooLargeError,
-    are_relative,
-    inside,
-    is_name,
-    is_relative,
-    link_on,
-    open_plain,
-    read_plain,
-    shown,
-)
+from cutline.base.names import are_relative, is_name, is_relative, shown
+from cutline.base.paths import NotPlainError, TooLargeError, inside, link_on, open_plain, read_plain
 from cutline.errors import DamagedRecordError
 
 GOOD = ["a", "a/b", ".a", "a/.b", "a/..b", "a b", "..." + "x", "état/0", "x" * 255, "state/0/1/SSTs/000012-6f1d.sst"]

@@ -13,24 +13,38 @@ from hypothesis import strategies as st
 
 from cutline.errors import DamagedRecordError
 from cutline.model.cut import InFlight
-from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, Position, SinkId, Subtask
+from cutline.model.ids import (
+    MOST,
+    NAME,
+    BatchId,
+    Epoch,
+    FlowName,
+    Generation,
+    OperatorId,
+    Position,
+    SinkId,
+    Subtask,
+)
 from cutline.protocol.link import Envelope
 from cutline.protocol.messages import wire
 from cutline.transport import codec
 
 #: JSON numbers are exact in msgspec up to 64 bits; times, positions and epochs stay far below.
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
-NAMES = st.text(max_size=20)
+#: Ids have limits of their own.
+COUNTS = st.integers(0, MOST)
+NAMES = st.from_regex(NAME)
 
-for number_type in (BatchId, Epoch, Generation, Position, Subtask):
-    st.register_type_strategy(number_type, NUMBERS)
+for number_type in (Epoch, Generation, Position, Subtask):
+    st.register_type_strategy(number_type, COUNTS)
+st.register_type_strategy(BatchId, st.integers(-1, MOST))
 for name_type in (FlowName, OperatorId, SinkId):
     st.register_type_strategy(name_type, NAMES)
 st.register_type_strategy(int, NUMBERS)
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 st.register_type_strategy(Mapping, lambda of: st.dictionaries(*(st.from_type(one) for one in get_args(of)), max_size=3))
 st.register_type_strategy(
-    InFlight, st.builds(InFlight, first=NUMBERS, end=NUMBERS, entries=NUMBERS, rows=NUMBERS | st.none())
+    InFlight, st.builds(InFlight, first=COUNTS, end=COUNTS, entries=NUMBERS, rows=NUMBERS | st.none())
 )
 
 EVERY_MESSAGE = sorted(codec.MESSAGES.values(), key=lambda one: one.__name__)

@@ -7,6 +7,7 @@ import runpy
 import signal
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,9 @@ from cutline.errors import ConfigError, FlowDefinitionError
 from cutline.flow import Flow
 from cutline.runtime.handle import RunningFlow
 from cutline.runtime.launch import start_flow
+
+#: How often to look for a signal, or for the end of the flow.
+_LOOK_SECONDS = 0.25
 
 
 def load_flow(path: Path, name: str | None) -> Flow:
@@ -89,6 +93,23 @@ def run(
     _follow(running, console if show_view else None, until_done=until_done, as_json=as_json)
 
 
+def _process_all(running: RunningFlow, interrupted: threading.Event) -> None:
+    """Process the present input, unless that is interrupted. On a thread: what it waits for hears no signal."""
+    done: Future[None] = Future()
+
+    def process() -> None:
+        try:
+            done.set_result(running.process_all_available())
+        except BaseException as error:  # noqa: BLE001 (handed to the main thread)
+            done.set_exception(error)
+
+    threading.Thread(target=process, name="cutline-until-done", daemon=True).start()
+    while not done.done():
+        if interrupted.wait(_LOOK_SECONDS):
+            return
+    done.result()
+
+
 def _follow(running: RunningFlow, console: Console | None, *, until_done: bool, as_json: bool) -> None:
     """Wait until the flow is done, ends or is interrupted; ``console``: for its live view; None: no live view."""
     interrupted = threading.Event()
@@ -96,13 +117,13 @@ def _follow(running: RunningFlow, console: Console | None, *, until_done: bool, 
         signal.signal(number, lambda *_: interrupted.set())
     try:
         if until_done:
-            running.process_all_available()
+            _process_all(running, interrupted)
         elif console is not None:
             with Live(console=console, refresh_per_second=4) as live:
-                while not interrupted.wait(0.25) and not running.await_termination(0):
+                while not interrupted.wait(_LOOK_SECONDS) and not running.await_termination(0):
                     live.update(flow_view(running.status(), "Ctrl-C stops"))
         else:
-            while not interrupted.wait(0.25) and not running.await_termination(0):
+            while not interrupted.wait(_LOOK_SECONDS) and not running.await_termination(0):
                 pass
     finally:
         status = running.status()

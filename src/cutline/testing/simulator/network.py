@@ -9,7 +9,7 @@ from cutline.testing.simulator.world import Living, World
 
 
 class Receiver(Living, Protocol):
-    """Whoever has an address."""
+    """A process with an address."""
 
     def receive(self, sender: str, envelope: Envelope[Any]) -> None: ...
 

@@ -23,7 +23,7 @@ class Crash(Exception):  # noqa: N818 (not an error of the simulator)
 
 
 class Living(Protocol):
-    """Whoever takes steps; a dead one takes none."""
+    """A process that takes steps; a dead one takes none."""
 
     is_alive: bool
 

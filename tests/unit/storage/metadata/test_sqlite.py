@@ -1,9 +1,8 @@
-"""The coordinator's own records in SQLite."""
+"""The coordinator's own records in SQLite: what the suite of the port does not say (tests/unit/testing/conformance)."""
 
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,7 +13,7 @@ import pytest
 
 from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
 from cutline.model.cut import BarrierTerms
-from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
+from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.ports.metadata import EpochOutcome, PendingRecord
 from cutline.storage.metadata.sqlite import SqliteMetadata
 
@@ -54,62 +53,7 @@ def completed(epoch: int, *, reason: str = "") -> EpochOutcome:
     )
 
 
-# ------------------------------------------------------------------------------------------------- generations
-
-
-def test_every_generation_is_handed_out_once(store: SqliteMetadata) -> None:
-    taken = [store.next_generation(Generation(0)) for _ in range(5)]
-    assert taken == [2, 3, 4, 5, 6]
-
-
-def test_a_generation_is_no_smaller_than_asked_for(store: SqliteMetadata) -> None:
-    """The records of generations may know more than this file, when it was lost."""
-    assert store.next_generation(Generation(40)) == 40
-    assert store.next_generation(Generation(3)) == 41
-
-
-def test_generations_go_on_after_a_restart(path: Path) -> None:
-    for expected in (1, 2, 3):
-        with closing(SqliteMetadata(path)) as store:
-            assert store.next_generation(Generation(0)) == expected
-
-
-def test_two_connections_never_get_the_same_generation(path: Path) -> None:
-    taken: list[int] = []
-
-    def take() -> None:
-        with closing(SqliteMetadata(path)) as store:
-            taken.extend(store.next_generation(Generation(0)) for _ in range(10))
-
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(taken) == list(range(1, 41))
-
-
 # ------------------------------------------------------------------------------------------------- fencing
-
-
-def test_an_older_incarnation_changes_nothing(path: Path, store: SqliteMetadata) -> None:
-    store.store_pending(pending(1))
-    with closing(SqliteMetadata(path)) as newer:
-        newer.next_generation(Generation(0))
-        for write in (
-            lambda: store.store_pending(pending(2)),
-            lambda: store.store_outcome(completed(1)),
-            lambda: store.store_published(TABLE, Epoch(1)),
-            lambda: store.count_recovery("resume"),
-            lambda: store.store_pin(Epoch(1), is_pinned=True),
-        ):
-            with pytest.raises(FencedError):
-                write()
-        assert newer.pending() == [pending(1)]
-        assert newer.history(10) == []
-        assert newer.published() == {}
-        assert newer.recoveries() == {}
-        assert newer.pins() == frozenset()
 
 
 def test_a_fenced_store_holds_nobody_up(path: Path, store: SqliteMetadata) -> None:
@@ -121,24 +65,7 @@ def test_a_fenced_store_holds_nobody_up(path: Path, store: SqliteMetadata) -> No
         assert store.pending() == [pending(1)]
 
 
-def test_whoever_has_taken_no_generation_cannot_write(path: Path, store: SqliteMetadata) -> None:
-    with closing(SqliteMetadata(path)) as reader:
-        assert reader.last_epoch() == NO_EPOCH
-        with pytest.raises(FencedError):
-            reader.store_pending(pending(1))
-
-
 # ------------------------------------------------------------------------------------------------- epochs
-
-
-def test_a_pending_epoch_is_found_again(path: Path, store: SqliteMetadata) -> None:
-    first, second = pending(1, limit_ms=0), pending(2, limit_ms=None, is_binding=True)
-    for record in (second, first):
-        store.store_pending(record)
-    store.close()
-    with closing(SqliteMetadata(path)) as again:
-        assert again.pending() == [first, second]
-        assert again.last_epoch() == 2
 
 
 def test_an_epoch_is_begun_once_and_the_store_goes_on(store: SqliteMetadata) -> None:
@@ -155,31 +82,6 @@ def test_an_epoch_that_ended_is_not_begun_again(store: SqliteMetadata) -> None:
     with pytest.raises(InvariantViolation):
         store.store_pending(pending(1))
     assert store.pending() == []
-
-
-def test_the_first_outcome_stays(store: SqliteMetadata) -> None:
-    store.store_pending(pending(1))
-    store.store_outcome(completed(1))
-    store.store_outcome(completed(1, reason="timed out"))
-    store.store_outcome(completed(1))
-    assert store.history(10) == [completed(1)]
-    assert store.pending() == []
-
-
-def test_an_outcome_of_an_unknown_epoch_is_kept(store: SqliteMetadata) -> None:
-    """Its manifest may be all that is left of it."""
-    store.store_outcome(completed(7))
-    assert store.last_epoch() == 7
-    assert store.history(10) == [completed(7)]
-
-
-def test_the_history_shows_the_newest_first_and_no_more_than_asked_for(store: SqliteMetadata) -> None:
-    for epoch in range(1, 6):
-        store.store_pending(pending(epoch))
-        if epoch < 5:
-            store.store_outcome(completed(epoch))
-    assert [outcome.epoch for outcome in store.history(2)] == [4, 3]
-    assert len(store.history(100)) == 4
 
 
 def test_epochs_count_on_after_aborted_ones(store: SqliteMetadata) -> None:
@@ -214,14 +116,6 @@ def test_pins_are_remembered_until_they_are_taken_back(path: Path, store: Sqlite
     store.close()
     with closing(SqliteMetadata(path)) as again:
         assert again.pins() == {3}
-
-
-def test_recoveries_are_counted_per_path(path: Path, store: SqliteMetadata) -> None:
-    for recovery in ("fresh", "resume", "resume"):
-        store.count_recovery(recovery)
-    store.close()
-    with closing(SqliteMetadata(path)) as again:
-        assert again.recoveries() == {"fresh": 1, "resume": 2}
 
 
 def test_a_file_of_a_newer_version_is_left_alone(path: Path) -> None:
@@ -260,20 +154,6 @@ def test_what_was_written_survives_a_process_that_does_not_close(path: Path, sto
         Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
     with closing(SqliteMetadata(copy)) as again:
         assert again.pending() == [pending(1)]
-
-
-def test_threads_may_share_a_store(store: SqliteMetadata) -> None:
-    def work(first: int) -> None:
-        for epoch in range(first, first + 20):
-            store.store_pending(pending(epoch))
-            store.pending()
-
-    threads = [threading.Thread(target=work, args=(first,)) for first in (1, 101, 201)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(store.pending()) == 60
 
 
 def test_a_region_takes_a_generation_only_while_its_process_runs_the_flow(tmp_path: Path) -> None:

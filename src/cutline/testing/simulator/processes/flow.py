@@ -139,7 +139,7 @@ class SimulatedFlow:
                 producer.query.poke()
 
     def entry_appended(self, consumer: OperatorId, channel: OperatorId) -> None:
-        """Whoever reads the channel as this consumer looks there, a process that is thought dead too."""
+        """Every process that reads the channel as this consumer looks there, one that is thought dead too."""
         readers = [self.operators.get(consumer), *self._zombies_of(consumer)]
         for reader in dict.fromkeys(readers):
             if reader is not None and reader.is_alive:
@@ -260,7 +260,7 @@ class SimulatedFlow:
                     self._later(lambda one=process: self._replace(one))  # type: ignore[misc]
 
     def kill(self, operator: OperatorId, why: str) -> None:
-        """Whoever kills it starts the next one. A process that is thought dead goes on, but its sinks are closed."""
+        """The caller starts the next one. A process that is thought dead goes on, but its sinks are closed."""
         for zombie in self._zombies_of(operator):
             zombie.publishing.close()
         process = self.operators[operator]

@@ -99,7 +99,8 @@ def _process_all(running: RunningFlow, interrupted: threading.Event) -> None:
 
     def process() -> None:
         try:
-            done.set_result(running.process_all_available())
+            running.process_all_available()
+            done.set_result(None)
         except BaseException as error:  # noqa: BLE001 (handed to the main thread)
             done.set_exception(error)
 

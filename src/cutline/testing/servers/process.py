@@ -18,6 +18,7 @@ from cutline.errors import InvariantViolation, NotDone
 from cutline.testing.servers.lifetime import start_child
 
 _PAUSE_SECONDS = 0.03
+_FREEZE_SECONDS = 10.0
 
 
 class ServerProcess:
@@ -53,8 +54,17 @@ class ServerProcess:
         self._wait_until_ready()
 
     def freeze(self) -> None:
-        """Stop it from answering; its connections stay open."""
+        """Stop it from answering; its connections stay open. Returns when it has stopped."""
         self._signal(signal.SIGSTOP)
+        # On a busy machine a thread may run on for a while, and answer.
+        deadline = time.monotonic() + _FREEZE_SECONDS
+        while not self._has_stopped():
+            if time.monotonic() > deadline:
+                raise NotDone(f"the {self.kind} does not stop")
+            time.sleep(_PAUSE_SECONDS)
+
+    def _has_stopped(self) -> bool:
+        return self._process is None or all(map(_is_stopped, (self._process.pid, *_children(self._process.pid))))
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
@@ -121,6 +131,16 @@ class ServerProcess:
 
     def _log_end(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-3_000:]
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether every thread of the process is stopped, or gone."""
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # The name, in parentheses, may contain anything.
+            if thread.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
 
 
 def _children(pid: int) -> list[int]:

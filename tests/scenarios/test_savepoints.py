@@ -219,6 +219,17 @@ def test_killed_while_it_is_taken_there_is_none_and_it_can_be_taken_again(tmp_pa
         assert [one.name for one in flow.run.savepoints()] == ["one"]
 
 
+def test_killed_while_it_is_imported_there_is_none_and_it_can_be_imported_again(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        drained(flow, "one")
+    savepoints, place = Savepoints(flow.layout, store_at), str(tmp_path / "exported")
+    savepoints.export("one", place)
+    assert is_killed_at("savepoint-sent", lambda: savepoints.import_from(place, "two") and None)
+    assert [one.name for one in savepoints.list()] == ["one"]
+    assert savepoints.import_from(place, "two").epoch == savepoints.load("one").epoch
+
+
 def test_stop_with_a_savepoint_leaves_nothing_after_it(tmp_path: Path) -> None:
     flow = SparklessFlow(tmp_path)
     flow.emit(2)

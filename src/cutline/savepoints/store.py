@@ -151,6 +151,7 @@ class Savepoints:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        crashpoint("savepoint-sent")
         savepoint = msgspec.structs.replace(card, name=name)
         durable.replace(folder / _CARD, records.encode(KIND, savepoint))
         return savepoint

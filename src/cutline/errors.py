@@ -43,6 +43,15 @@ class RecoveryError(CutlineError):
     """The flow cannot be restored without losing something; the operator of the flow must decide."""
 
 
+class OtherHistoryError(RecoveryError):
+    """Another storage has the flow's newest history: starting from this one would lose rows or publish them twice."""
+
+    #: Whether the remote tier holds the newest history, so that a start with ``rejoin`` can continue from it.
+    can_rejoin = False
+    #: The newest checkpoint of this storage that a person can have restored, giving up what others published; or None.
+    restorable: int | None = None
+
+
 class LostInputError(RecoveryError):
     """A source cannot reread what it has read since the checkpoint: restoring it would lose rows silently."""
 

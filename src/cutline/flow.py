@@ -199,6 +199,7 @@ class Flow:
         restore_to: int | str | None = None,
         rename: Mapping[str, str] | None = None,
         allow_dropped: bool = False,
+        rejoin: bool = False,
         **options: Any,
     ) -> RunningFlow:
         """Run the flow; see ``cutline.config.options.Options`` for what may be set.
@@ -207,7 +208,8 @@ class Flow:
         session or creates a tuned local one. ``restore_to`` restores the whole flow to a kept checkpoint, or to a
         savepoint by name: sinks are rewound to it, and all later work is discarded. ``rename`` maps the old names of
         operators to their present names; ``allow_dropped`` leaves behind operators that the flow no longer has.
-        Operators that the checkpoint does not have start without state.
+        Operators that the checkpoint does not have start without state. ``rejoin``: if another host has taken the flow
+        over, keep what this storage did alone as a savepoint, and continue from the remote tier.
         """
         return load_launcher()(
             self,
@@ -216,4 +218,5 @@ class Flow:
             restore_to=restore_to,
             rename=rename,
             allow_dropped=allow_dropped,
+            rejoin=rejoin,
         )

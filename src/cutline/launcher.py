@@ -29,6 +29,7 @@ class Launcher(Protocol):
         restore_to: int | str | None = None,
         rename: Mapping[str, str] | None = None,
         allow_dropped: bool = False,
+        rejoin: bool = False,
     ) -> RunningFlow: ...
 
 

@@ -34,13 +34,13 @@ def case_of(sink: Any, name: str = "totals-out") -> Case:
 def test_a_delta_commit_that_is_under_way_conflicts_with_a_claim(tmp_path: Path, mode: dict[str, Any]) -> None:
     old = Delta(tmp_path / "t", **mode)
     case = case_of(old)
-    old.claim()
+    old.claim("", expected=old.claimed())
     case.publish(1, 1, rows(1))
     late = case.stage(2, rows(2))
     permit = case.permit(2, [late])
     new = Delta(tmp_path / "t", **mode)
     case_of(new)
-    new.claim()
+    new.claim("", expected=new.claimed())
     # It has looked before the claim and goes on from there: this is the very next thing that it does.
     assert old._publication(permit, [late]).attempt() is not None
     assert new.published() == 1
@@ -52,13 +52,13 @@ def test_a_parquet_epoch_that_is_prepared_before_a_claim_cannot_be_published_aft
 ) -> None:
     old, new = Parquet(tmp_path / "t"), Parquet(tmp_path / "t")
     case = case_of(old)
-    old.claim()
+    old.claim("", expected=old.claimed())
     late = case.stage(2, rows(2))
     publish = old._publish
 
     def taken_over_first(*given: Any) -> None:
         case_of(new)
-        new.claim()
+        new.claim("", expected=new.claimed())
         publish(*given)
 
     monkeypatch.setattr(old, "_publish", taken_over_first)
@@ -77,7 +77,7 @@ def test_while_two_tables_are_taken_over_one_by_one_neither_is_published_for_the
     tokens, permits, staged = {}, {}, {}
     for name, case in old.items():
         assert isinstance(case.sink, SQLite)
-        case.sink.claim()
+        case.sink.claim("", expected=case.sink.claimed())
         staged[name] = [case.stage(1, rows(1))]
         tokens[name] = case.sink.prepare(Epoch(1), staged[name])
         permits[name] = case.permit(1, staged[name])
@@ -85,7 +85,7 @@ def test_while_two_tables_are_taken_over_one_by_one_neither_is_published_for_the
     monkeypatch.setattr(shared_epochs, "_processes", {os.getpid(): "another"})
     new = tables()
     assert isinstance(new["a"].sink, SQLite)
-    new["a"].sink.claim()
+    new["a"].sink.claim("", expected=new["a"].sink.claimed())
     monkeypatch.setattr(shared_epochs, "_processes", lives)
     old["b"].sink.commit(permits["b"], staged["b"], tokens["b"])
     assert (new["a"].sink.published(), new["b"].sink.published()) == (None, 1)
@@ -96,7 +96,7 @@ def test_while_two_tables_are_taken_over_one_by_one_neither_is_published_for_the
 def test_every_start_may_claim_again(tmp_path: Path) -> None:
     for life, sink in enumerate([Delta(tmp_path / "t") for _ in range(3)]):
         case = case_of(sink)
-        sink.claim()
+        sink.claim("", expected=sink.claimed())
         case.previous, case.through, case.generation = Epoch(life), BatchId(life), Generation(life + 1)
         case.publish(life + 1, life + 1, rows(life))
     assert sink.published() == 3
@@ -132,5 +132,5 @@ def test_a_claim_in_a_delta_table_is_synced_before_anything_relies_on_it(
     monkeypatch.setattr(delta_log, "fsync_file", lambda path: synced.append(path.name))
     sink = Delta(tmp_path / "t")
     case_of(sink)
-    sink.claim()
+    sink.claim("", expected=sink.claimed())
     assert f"{DeltaTable(str(tmp_path / 't')).version():020}.json" in synced

@@ -36,8 +36,9 @@ def mutation(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[No
 
 
 def all_mutations() -> dict[str, Mutation]:
-    """By name, those of ``recovery_mutations`` too."""
+    """By name, those of ``recovery_mutations`` and ``history_mutations`` too."""
     importlib.import_module("tests.support.recovery_mutations")
+    importlib.import_module("tests.support.history_mutations")
     return MUTATIONS
 
 

@@ -30,10 +30,12 @@ from cutline.protocol.recovery.facts import (
     NeedPublishedBefore,
     NeedRemote,
     NeedRemoteEpochs,
+    NeedRemoteHistory,
     NeedSegments,
     NeedSinkLimits,
     PublishedBefore,
     RecoveryFacts,
+    RemoteHistory,
     RemoteRecords,
     SinkFacts,
     StoredEpoch,
@@ -186,6 +188,7 @@ class World:
         self.live: Mapping[OperatorId, LiveOperator] = answers.get("live", {})
         self.segments: Mapping[OperatorId, tuple[str, ...]] = answers.get("segments", {})
         self.remote: RemoteRecords = answers.get("remote") or RemoteRecords(problem="no answer")
+        self.remote_history: RemoteHistory = answers.get("remote_history") or RemoteHistory(problem=self.remote.problem)
         self.published_before: Mapping[int, PublishedBefore] = answers.get("published_before", {})
         self.contents: Mapping[int, str] = answers.get("contents", {})
         self.input_since: Mapping[int, InputSince] = answers.get("input_since", {})
@@ -201,6 +204,8 @@ class World:
             case NeedSinkLimits():
                 asked = (replace(one, highest=self.highest, oldest_rewind=self.oldest_rewind) for one in facts.sinks)
                 return replace(facts, sinks=tuple(asked))
+            case NeedRemoteHistory():
+                return replace(facts, remote_history=self.remote_history)
             case NeedFirstRemote():
                 return replace(facts, first_remote=self.remote)
             case NeedRemote():

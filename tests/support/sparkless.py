@@ -9,6 +9,7 @@ count. A number that is lost or comes twice, and a state that does not fit the p
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 import zlib
@@ -21,7 +22,7 @@ from cutline.base import durable
 from cutline.base.crashpoints import crashpoint
 from cutline.config.compatibility import check_options
 from cutline.config.options import build_options
-from cutline.errors import FlowFailedError
+from cutline.errors import FencedError, FlowFailedError
 from cutline.flow import Flow
 from cutline.model.entries import Segment
 from cutline.model.graph import FlowGraph
@@ -57,7 +58,19 @@ class FolderSink(MemorySink):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
+    def claimed(self) -> str:
+        path = self.folder / "claim"
+        return path.read_text() if path.exists() else ""
+
+    def claim(self, history: str, *, expected: str) -> None:
+        if self.claimed() != expected:
+            raise FencedError("another start has taken the sink over meanwhile")
+        self.newest_claim = f"{secrets.token_hex(8)} {history}"
+        durable.replace(self.folder / "claim", self.newest_claim.encode())
+
     def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
+        if self.newest_claim != self.claimed():
+            raise FencedError("another process has taken the sink over")
         if self.commit_failures:
             raise self.commit_failures.pop(0)
         crashpoint("sink-commit-begun", permit.sink)
@@ -139,6 +152,7 @@ class SparklessFlow:
         on_rollback: str = "rewind",
         publish: str = "checkpoint",
         executors: Executors | None = None,
+        rejoin: bool = False,
         **settings: Any,
     ) -> None:
         """``own``: what the code of the flow says of single operators; ``on_rollback``, ``publish``: of its sink."""
@@ -168,6 +182,7 @@ class SparklessFlow:
             executors=executors,
             release_lock=lambda: None,
             request=current_request(self.layout, restore_to, None, allow_dropped=False, flow=flow.name),
+            rejoin=rejoin,
         )
         self.recovered = self.run._parts.settled.recovered
         self.coordinator = self.run._parts.coordinator

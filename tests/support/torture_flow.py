@@ -151,6 +151,7 @@ class TortureFlow:
         only_newest: bool,
         restore_to: int | None = None,
         publish: str = "checkpoint",
+        rejoin: bool = False,
         **settings: Any,
     ) -> None:
         """``sinks``: one for each operator's rows; ``only_newest``: ``latest`` emits one row per key and batch."""
@@ -177,6 +178,7 @@ class TortureFlow:
             self.layout,
             release_lock=lambda: None,
             request=current_request(self.layout, restore_to, None, allow_dropped=False, flow=flow.name),
+            rejoin=rejoin,
         )
         self.coordinator = self.run._parts.coordinator
         # The first thing a query does is to run again what it had planned and not committed.

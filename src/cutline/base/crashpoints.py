@@ -58,6 +58,8 @@ REMOTE_POINTS: tuple[str, ...] = (
     "remote-fetched",  # everything is downloaded; nothing is decided
     "live-dir-half",  # a directory built here is copied to Spark's place; no mark says that it is whole
     "savepoint-sent",  # the content of a savepoint is in its folder; no record makes it a savepoint
+    "aside-saved",  # what this storage did alone is a savepoint; its state is still in place
+    "aside-moved",  # a part of its state is set aside
     "remote-carried",  # a checkpoint under new names is in the remote tier; its generation is not known there
 )
 #: Passed only when a flow restores a checkpoint whose operators differ from its own.

@@ -67,6 +67,13 @@ def run(
     allow_dropped: Annotated[
         bool, typer.Option(help="With --restore-to: leave behind operators that the flow no longer has.")
     ] = False,
+    rejoin: Annotated[
+        bool,
+        typer.Option(
+            help="If another host has taken the flow over: keep what this one did alone as a savepoint, and continue "
+            "from the newest checkpoint of the remote tier."
+        ),
+    ] = False,
     until_done: Annotated[bool, typer.Option(help="Process the present input, publish it, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Log as JSON lines; end with the status as JSON.")] = False,
 ) -> None:
@@ -89,6 +96,7 @@ def run(
         restore_to=restore_to,
         rename=parse_renames(rename or []),
         allow_dropped=allow_dropped,
+        rejoin=rejoin,
     )
     _follow(running, console if show_view else None, until_done=until_done, as_json=as_json)
 

@@ -29,9 +29,9 @@ def process_name() -> str:
     return _processes.setdefault(os.getpid(), secrets.token_hex(8))
 
 
-def new_claim() -> str:
+def new_claim(history: str) -> str:
     """A claim that also names the process: a sink publishes only for other sinks of its own process."""
-    return f"{process_name()}-{secrets.token_hex(4)}"
+    return f"{process_name()}-{secrets.token_hex(4)} {history}"
 
 
 def is_of_this_process(claim: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cutline.base.crashpoints import crashpoint
-from cutline.errors import InvariantViolation
+from cutline.errors import FencedError, InvariantViolation
 from cutline.protocol.publish.sink_ledger import (
     RewindVerdict,
     SinkLedger,
@@ -90,6 +90,18 @@ class OpenedSink:
                 return False
             case verdict:
                 raise rewind_refusal(verdict, ledger, epoch, keep_more=keep_more, **self._where)
+
+    def check_expected(self, found: str, expected: str) -> None:
+        """Raise FencedError if the newest claim is not the expected one: another start was faster."""
+        if found != expected:
+            context = self.context
+            raise FencedError(
+                f"another start has taken {self._target} over meanwhile",
+                next_step="start the flow from one storage only; nothing has been published by this start",
+                flow=context.flow,
+                sink=context.sink,
+                **self._where,
+            )
 
     def check_held(self, ledger: SinkLedger, epoch: Epoch) -> None:
         """Raise FencedError if another instance has taken the sink over."""

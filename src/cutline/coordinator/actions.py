@@ -141,7 +141,13 @@ class Actions:
             return ManifestRefused(epoch=action.epoch, reason=problem)
         before = next((item for item in self._core.complete if item.epoch == action.previous_epoch), None)
         manifest = build_manifest(
-            self._flow, self._core.generation, action, self._lineages, before=before, completed_ms=now_ms()
+            self._flow,
+            self._core.generation,
+            action,
+            self._lineages,
+            before=before,
+            completed_ms=now_ms(),
+            history=self._ports.history,
         )
         crashpoint("before-manifest")
         if self._ports.upload_first is not None:

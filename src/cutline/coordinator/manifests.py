@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from cutline.model.checkpoint import ChannelCut, Manifest, OperatorCut, SubtaskCut
 from cutline.model.cut import InFlight, OperatorAck
+from cutline.model.history import Identity
 from cutline.model.ids import NO_BATCH, BatchId, FlowName, Generation, OperatorId, Position
 from cutline.protocol.history.lineage import Lineage, spans_of
 from cutline.protocol.messages.coordinator import FoundManifest, StoreManifest
@@ -20,8 +21,12 @@ def build_manifest(
     *,
     before: CompleteEpoch | None,
     completed_ms: int,
+    history: Identity = "",
 ) -> Manifest:
-    """The record of a checkpoint that all operators have acknowledged; ``before``: the newest complete one."""
+    """The record of a checkpoint that all operators have acknowledged; ``before``: the newest complete one.
+
+    ``history``: the identity of the generation in which this process has started.
+    """
     after = before.batches if before else {}
     in_flight: dict[OperatorId, dict[OperatorId, InFlight]] = {name: {} for name in action.acks}
     for consumer, channel, position in _read(action):
@@ -37,6 +42,7 @@ def build_manifest(
         started_ms=action.started_ms,
         completed_ms=completed_ms,
         is_inherited=action.is_inherited,
+        history=history,
         operators={name: operator_cut(ack, after.get(name, NO_BATCH)) for name, ack in action.acks.items()},
         channels={
             name: ChannelCut(barrier=ack.cut.barrier, lineage=spans_of(lineages[name]), in_flight=in_flight[name])

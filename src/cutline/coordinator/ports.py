@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cutline.model.checkpoint import Manifest
+from cutline.model.history import Identity
 from cutline.model.ids import Epoch
 from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.ports.metadata import MetadataStore
@@ -37,5 +38,7 @@ class CoordinatorPorts:
     on_fatal: Callable[[BaseException], None]
     #: Uploads a checkpoint before it is complete; None: a checkpoint completes without an upload.
     upload_first: Callable[[Manifest, OnUploaded], None] | None = None
+    #: The generation in which this process has started; manifests name it.
+    history: Identity = ""
     #: Called for each complete checkpoint.
     on_complete: Callable[[Epoch], None] = _ignore

@@ -10,6 +10,7 @@ import msgspec
 from cutline.model import validation
 from cutline.model.cut import InFlight, Timings
 from cutline.model.generation import Spans
+from cutline.model.history import Identity
 from cutline.model.ids import (
     BatchId,
     Count,
@@ -152,6 +153,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     #: The epoch whose content it holds, under the operators' new names; None: the flow took this checkpoint itself.
     #: It counts only once its generation exists, because the start that restores that epoch creates both.
     carried_from: Epoch | None = None
+    #: The identity of the generation in which the process that completed it had started; empty in former versions.
+    history: Identity = ""
     operators: dict[OperatorId, OperatorCut]
     channels: dict[OperatorId, ChannelCut]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from cutline.model import validation
+from cutline.model.history import Identity
 from cutline.model.ids import Count, Epoch, Generation, MomentMs, OperatorId, Position, Text
 from cutline.model.validation import Problem
 
@@ -52,6 +53,12 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     left: dict[OperatorId, Spans] = {}
     #: What its sources could not reread.
     lost_input: list[LostInput] = []
+    #: Which generation it is, whatever number others give to theirs; empty in records of former versions.
+    identity: Identity = ""
+    #: The generation that it continues, or whose checkpoint it restores; empty: none, or not known.
+    parent: Identity = ""
+    #: The host that began it, for messages. No path: savepoints and buckets hold copies of this record.
+    host: Text = ""
 
     def problems(self) -> Iterator[Problem]:
         """What no generation of ours says; see ``cutline.model.validation``."""

@@ -44,5 +44,7 @@ SizeBytes = Annotated[int, Meta(ge=0, le=MOST)]
 MomentMs = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]
 Crc32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+#: One name in a folder that Cutline made.
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
 #: A sentence that a person wrote or reads.
 Text = Annotated[str, Meta(max_length=100_000)]

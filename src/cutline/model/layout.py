@@ -106,6 +106,19 @@ class Layout:
         return self.root / "restore.json"
 
     @property
+    def set_aside(self) -> Path:
+        """Says that the flow's state is being moved into the folder ``aside``."""
+        return self.root / "set-aside.json"
+
+    def aside(self, name: str) -> Path:
+        return self.root / "aside" / _part(name)
+
+    def kept_when_set_aside(self) -> frozenset[Path]:
+        """What belongs to the storage and not to the flow's state."""
+        own = (self.identity, self.lock, self.live_home, self.savepoints, self.set_aside)
+        return frozenset((*own, self.root / "aside"))
+
+    @property
     def savepoints(self) -> Path:
         return self.root / "savepoints"
 

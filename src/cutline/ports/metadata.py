@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from cutline.model.cut import BarrierTerms
+from cutline.model.history import Identity
 from cutline.model.ids import Epoch, Generation, SinkId
 from cutline.model.status import EpochOutcome
 
@@ -73,6 +74,12 @@ class MetadataStore(Protocol):
         ...
 
     def seen(self) -> dict[SinkId, Epoch]: ...
+
+    def store_announced(self, identity: Identity) -> None:
+        """A generation is about to be announced in the remote tier; whether it begins is open."""
+        ...
+
+    def announced(self) -> frozenset[Identity]: ...
 
     def count_recovery(self, path: str) -> None: ...
 

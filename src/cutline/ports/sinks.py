@@ -107,10 +107,16 @@ class Sink(Protocol):
 class Claimable(Protocol):
     """A sink that can be claimed: after that, a process that was thought dead and wakes up publishes nothing."""
 
-    def claim(self) -> None:
+    def claimed(self) -> str:
+        """The newest claim in the target, as ``claim`` stored it; empty: the sink was never claimed."""
+        ...
+
+    def claim(self, history: str, *, expected: str) -> None:
         """From now on only this instance publishes for its flow and sink. Called when a start is certain to proceed.
 
-        An instance without a claim publishes as long as no other instance has claimed the sink.
+        Stores a token of this instance, a space and ``history``, which says whose claim it is and is never interpreted
+        by the sink. Raises FencedError if the newest claim is not ``expected``: another start was faster. An instance
+        without a claim publishes as long as no other instance has claimed the sink.
         """
         ...
 

@@ -11,7 +11,8 @@ from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
-from cutline.model.ids import NO_EPOCH, Generation, OperatorId, Position
+from cutline.model.history import Identity
+from cutline.model.ids import NO_EPOCH, Generation, OperatorId, Position, SinkId
 from cutline.protocol.history.evolution import Evolution
 from cutline.protocol.history.lineage import Lineage
 from cutline.protocol.recovery.facts import Trial
@@ -41,6 +42,8 @@ class Built:
     evolution: Evolution
     #: The generations before, ascending.
     generations: tuple[GenerationRecord, ...] = ()
+    #: The claims of the sinks as they are now, unless another start was faster.
+    claims: dict[SinkId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,9 @@ class Builder:
 
     flow: FlowAtRest
     generation: Generation
+    identity: Identity
+    #: The claims that this start may replace.
+    claims: dict[SinkId, str]
     #: All generations before this one.
     generations: tuple[GenerationRecord, ...]
     #: The open logs of the newest of them.
@@ -136,6 +142,8 @@ class Builder:
         return Restorer(
             flow=self.flow,
             generation=self.generation,
+            identity=self.identity,
+            claims=self.claims,
             note=self.note,
             may_lose_input=self.may_lose_input,
             ran_in={new_names.get(old, old): folder for old, folder in live.items()},
@@ -157,6 +165,7 @@ class Builder:
             begun=begun,
             evolution=plan.evolution.with_notes(notes or {}),
             generations=self.generations,
+            claims=self.claims,
         )
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from cutline.channels.log import ChannelLog
 from cutline.errors import DamagedRecordError
 from cutline.model.checkpoint import Manifest, OperatorRecord
-from cutline.model.ids import NO_BATCH, Generation, OperatorId, Position
+from cutline.model.history import Identity
+from cutline.model.ids import NO_BATCH, Generation, OperatorId, Position, SinkId
 from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.protocol.history.lineage import lineage_of
 from cutline.recovery.at_rest import FlowAtRest
@@ -49,6 +50,10 @@ class Restorer:
 
     flow: FlowAtRest
     generation: Generation
+    #: The identity that the generation will have; a region needs none.
+    identity: Identity = ""
+    #: The claims that this start may replace; an evolution that publishes replaces some.
+    claims: dict[SinkId, str] = field(default_factory=dict)
     #: Receives damage that does not prevent the recovery.
     note: Callable[[str], None]
     #: Whether source positions are moved past lost input.

@@ -6,6 +6,8 @@ After a kill before it, the next start finds the former generation; after a kill
 from __future__ import annotations
 
 import base64
+import socket
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,9 @@ from cutline.base.logs import get_logger
 from cutline.errors import FencedError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
+from cutline.model.history import Identity
 from cutline.model.ids import Generation, OperatorId
+from cutline.protocol.history.histories import identity_of
 from cutline.protocol.history.lineage import Lineage, spans_of
 from cutline.protocol.history.log_histories import log_histories
 from cutline.protocol.recovery.plan import RestorePlan
@@ -30,6 +34,7 @@ class Entry:
     """What a generation starts from."""
 
     generation: Generation
+    identity: Identity
     #: Per operator: its log, with the lineage of this generation.
     lineages: Mapping[OperatorId, Lineage]
     #: Per operator: the generation whose spark_checkpoint_dir it runs on.
@@ -40,6 +45,10 @@ class Entry:
     begun: Collection[OperatorId] = ()
     #: The checkpoint that the whole flow is restored to.
     restored: Manifest | None = None
+
+
+def new_identity() -> Identity:
+    return uuid.uuid4().hex
 
 
 def enter(plan: RestorePlan, entry: Entry, flow: FlowAtRest, *, scope: str = "") -> GenerationRecord:
@@ -69,8 +78,13 @@ def enter(plan: RestorePlan, entry: Entry, flow: FlowAtRest, *, scope: str = "")
         begun=begun,
         left=left,
         lost_input=list(plan.lost_input),
+        identity=entry.identity,
+        parent=identity_of(entry.generations[-1]) if entry.generations else "",
+        host=socket.gethostname(),
     )
     if flow.remote is not None and plan.epoch is not None:
+        # First: killed after the announcement, the next start must recognise it as its own.
+        flow.metadata.store_announced(record.identity)
         flow.remote.announce(record)
         crashpoint("remote-told")
     if not flow.generations.create(record):

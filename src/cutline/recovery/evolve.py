@@ -42,7 +42,9 @@ from cutline.model.ids import (
 from cutline.model.layout import Layout
 from cutline.model.remote import SinkProgress
 from cutline.objects.waiting import wait_for_store
+from cutline.ports.sinks import Claimable
 from cutline.protocol.history.evolution import Evolution
+from cutline.protocol.history.histories import history_in
 from cutline.protocol.history.lineage import Lineage, Span, spans_of
 from cutline.protocol.publish.commit import CommitPermit
 from cutline.protocol.recovery.facts import SinkFacts
@@ -100,6 +102,7 @@ class _Evolving:
         self._manifests = manifests
         self._manifest = manifests[-1]
         self._renaming = evolution.renaming
+        self._claimed: set[SinkId] = set()
 
     def evolved(self, epoch: Epoch) -> Evolved:
         restorer, manifest = self._restorer, self._manifest
@@ -150,6 +153,7 @@ class _Evolving:
             started_ms=now_ms(),
             completed_ms=now_ms(),
             carried_from=self._manifest.epoch,
+            history=self._restorer.identity,
             operators=cuts,
             channels={
                 name: ChannelCut(
@@ -254,6 +258,7 @@ class _Evolving:
                 prepared = self._flow.checkpoints.load_record(manifest, old).sinks.get(sink)
                 staged = [batch for batch in prepared.staged if permit.covers(batch.batch)] if prepared else []
                 try:
+                    self._claim(sink)
                     self._flow.sinks[sink].commit(permit, staged, prepared.token if prepared else {})
                 except Exception as error:  # a sink may raise anything
                     raise RecoveryError(
@@ -262,6 +267,17 @@ class _Evolving:
                         flow=self._flow.graph.flow,
                         operator=new,
                     ) from error
+
+    def _claim(self, name: SinkId) -> None:
+        """A claim without a takeover: the generation does not exist yet, and after a kill it never may.
+
+        The claim that the start makes later replaces this one.
+        """
+        sink, claims = self._flow.sinks[name], self._restorer.claims
+        if isinstance(sink, Claimable) and name not in self._claimed:
+            sink.claim(history_in(claims.get(name, "")), expected=claims.get(name, ""))
+            claims[name] = sink.claimed()
+            self._claimed.add(name)
 
     def _published(self, sink: SinkId) -> Epoch:
         """The newest epoch of a sink, by its ledger or the coordinator's records."""

@@ -9,12 +9,14 @@ from dataclasses import replace
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
 from cutline.channels.log import ChannelLog
-from cutline.errors import CutlineError, RecoveryError, StoreError
+from cutline.errors import CutlineError, DamagedRecordError, RecoveryError, StoreError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
-from cutline.ports.sinks import RewindsSoFar
+from cutline.ports.sinks import Claimable, RewindsSoFar
+from cutline.protocol.history.histories import identities_of, identity_of, takeovers_in
 from cutline.protocol.history.lineage import Lineage, lineage_of
+from cutline.protocol.publish.immediate import end_of
 from cutline.protocol.recovery.facts import (
     LiveOperator,
     LogFacts,
@@ -28,10 +30,12 @@ from cutline.protocol.recovery.facts import (
     NeedPublishedBefore,
     NeedRemote,
     NeedRemoteEpochs,
+    NeedRemoteHistory,
     NeedSegments,
     NeedSinkLimits,
     PublishedBefore,
     RecoveryFacts,
+    RemoteHistory,
     RemoteRecords,
     RestoreTo,
     SinkFacts,
@@ -43,6 +47,7 @@ from cutline.recovery.inputs import input_ahead, input_since, ran_in
 from cutline.recovery.logs import missing_segments
 from cutline.recovery.repeating import check_repeatable
 from cutline.tiers.remote_at_start import RemoteAtStart
+from cutline.worker.immediate_publishing import ImmediateSink
 
 log = get_logger(__name__)
 
@@ -74,10 +79,22 @@ def sink_facts(flow: FlowAtRest) -> tuple[SinkFacts, ...]:
             publish=node.publish,
             can_rewind=sink.can_rewind,
             oldest_rewind=None if isinstance(sink, RewindsSoFar) else NO_EPOCH,
+            claim=(claim := sink.claimed() if isinstance(sink, Claimable) else ""),
+            takeovers=takeovers_in(claim),
+            newest_batch=sink.newest_batch() if isinstance(sink, ImmediateSink) else NO_EPOCH,
         )
         for node in flow.graph.sinks
         if (sink := flow.sinks.get(node.sink)) is not None
     )
+
+
+def _has_run(flow: FlowAtRest, stored: StoredFacts) -> bool:
+    """By the coordinator's records; if these are lost, by Spark's directories, which a download does not create."""
+    if flow.metadata.recoveries() or flow.metadata.last_epoch() > NO_EPOCH:
+        return True
+    folder = flow.layout.spark_dirs
+    has_dirs = folder.is_dir() and any(folder.iterdir())
+    return bool(stored.generations) and (flow.remote is None or has_dirs)
 
 
 def _stored_epoch(flow: FlowAtRest, epoch: Epoch, published: Mapping[SinkId, Epoch]) -> StoredEpoch:
@@ -133,6 +150,8 @@ class Gathering:
             last_epoch=flow.metadata.last_epoch(),
             has_completed=bool(stored.epochs) or any(item.outcome == "completed" for item in history),
             has_remote=flow.remote is not None,
+            has_run=_has_run(flow, stored),
+            announced=flow.metadata.announced(),
         )
 
     def answer(self, facts: RecoveryFacts, need: NeedFacts) -> RecoveryFacts:
@@ -141,6 +160,9 @@ class Gathering:
         match need:
             case NeedSinkLimits():
                 return replace(facts, sinks=tuple(self._with_limits(facts.sinks)))
+            case NeedRemoteHistory(is_required=is_required):
+                found_there = self._remote_history(facts, is_required=is_required)
+                return replace(facts, remote_history=found_there)
             case NeedFirstRemote(is_required=is_required):
                 return replace(facts, first_remote=self._remote_records(facts, is_required=is_required))
             case NeedRemote():
@@ -205,7 +227,11 @@ class Gathering:
         is_behind = flow.is_per_operator
         damage = flow.query_dirs.live_damage(folder, channel.last_batch, need.complete[name], may_be_behind=is_behind)
         log_facts = LogFacts(
-            start=channel.start, end=channel.end, last_batch=channel.last_batch, positions=channel.last_positions
+            start=channel.start,
+            end=channel.end,
+            last_batch=channel.last_batch,
+            positions=channel.last_positions,
+            place=end_of(channel.entries()),
         )
         if not damage and is_behind and self.logs.keys() == need.complete.keys():
             # A directory that is behind its log is usable only if the log says how to continue.
@@ -232,6 +258,14 @@ class Gathering:
         if self._flow.remote is None:
             raise LookupError("the flow has no remote tier")
         return self._flow.remote
+
+    def _remote_history(self, facts: RecoveryFacts, *, is_required: bool) -> RemoteHistory:
+        known = identities_of(facts.stored.generations) | facts.announced
+        try:
+            newest, epoch = self._remote().history(lambda one: identity_of(one) in known, is_needed=is_required)
+        except (StoreError, DamagedRecordError) as error:
+            return RemoteHistory(problem=str(error))
+        return RemoteHistory(generations=tuple(newest), newest_epoch=epoch)
 
     def _remote_records(self, facts: RecoveryFacts, *, is_required: bool) -> RemoteRecords:
         try:

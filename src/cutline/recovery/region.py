@@ -27,7 +27,7 @@ from cutline.protocol.recovery.plan import Refusal, RestorePlan
 from cutline.protocol.recovery.region import Hopeless, RegionFacts, choose_region, region_to_stop, remembered
 from cutline.recovery.at_rest import FlowAtRest
 from cutline.recovery.directories import Restorer
-from cutline.recovery.enter import Entry, enter
+from cutline.recovery.enter import Entry, enter, new_identity
 from cutline.recovery.inputs import input_since
 from cutline.recovery.repeating import build_each_alone
 from cutline.recovery.retired_operators import collect_spark_dirs, held_files
@@ -314,6 +314,7 @@ class RegionRecovery:
         spark_dirs = {**parts.spark_dirs, **dict.fromkeys(forked, generation)}
         entry = Entry(
             generation=generation,
+            identity=new_identity(),
             lineages={**{name: channel.lineage for name, channel in parts.channels.items()}, **forked},
             spark_dirs=spark_dirs,
             generations=[self._entered],

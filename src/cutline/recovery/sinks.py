@@ -8,11 +8,14 @@ from functools import partial
 from cutline.base.logs import get_logger
 from cutline.channels.log import ChannelLog
 from cutline.model.graph import FlowGraph
+from cutline.model.history import Takeover
 from cutline.model.ids import NO_EPOCH, Epoch, OperatorId, SinkId
 from cutline.model.layout import Layout
 from cutline.model.plan import OperatorPlan
 from cutline.ports.metadata import MetadataStore
 from cutline.ports.sinks import Claimable, RewindsTogether, Sink, SinkContext
+from cutline.protocol.history.histories import identity_of, with_takeover
+from cutline.protocol.history.known_checkpoints import epoch_in
 from cutline.protocol.history.lineage import Lineage, lineage_of
 from cutline.protocol.publish.immediate import check_numbering
 from cutline.protocol.recovery.facts import SinkFacts
@@ -46,10 +49,7 @@ def settle_sinks(
     graph: FlowGraph, sinks: Mapping[SinkId, Sink], recovered: Recovered, metadata: MetadataStore, layout: Layout
 ) -> dict[SinkId, Epoch]:
     """Rewind what sinks published of a history that was given up; returns the newest epoch of each."""
-    for sink in sinks.values():
-        # Before its ledger is read: a process that was thought dead may have published until now.
-        if isinstance(sink, Claimable):
-            sink.claim()
+    _claim_all(graph, sinks, recovered, layout)
     seen = metadata.seen()
     for node in graph.sinks:
         if isinstance(sink := sinks[node.sink], ImmediateSink):
@@ -70,6 +70,29 @@ def settle_sinks(
             metadata.store_outcome(completed(manifest, f"epoch {manifest.carried_from}, under other names"))
     _abort_given_up(recovered, sinks, layout)
     return {name: one.published for name, one in settled.items()}
+
+
+def _claim_all(graph: FlowGraph, sinks: Mapping[SinkId, Sink], recovered: Recovered, layout: Layout) -> None:
+    """Claim the sinks before their ledgers are read: a process that was thought dead may have published until now.
+
+    Each claim replaces the one that the recovery path was chosen by: of two starts from two storages, one fails. In the
+    order of the graph, so that the loser has claimed nothing.
+    """
+    record = recovered.record
+    for node in graph.sinks:
+        if not isinstance(sink := sinks[node.sink], Claimable):
+            continue
+        takeover = Takeover(
+            generation=record.generation,
+            identity=identity_of(record),
+            # Not the number of a checkpoint that an evolution made: other storages do not have it.
+            epoch=recovered.restored_epoch or epoch_in(recovered.manifests, node.operator),
+            started_ms=record.started_ms,
+            host=record.host,
+            storage=str(layout.root),
+        )
+        before = recovered.claims.get(node.sink, "")
+        sink.claim(with_takeover(before, takeover), expected=before)
 
 
 def _rewound(

@@ -13,17 +13,18 @@ from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
-from cutline.model.ids import Epoch, Generation, OperatorId
+from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.ports.metadata import PendingRecord
 from cutline.protocol.history.epochs import GenerationStart
 from cutline.protocol.history.evolution import Evolution
+from cutline.protocol.history.histories import identities_of
 from cutline.protocol.history.known_checkpoints import generation_starts_of
 from cutline.protocol.recovery.choose import choose, evolution_at_start
 from cutline.protocol.recovery.facts import RecoveryFacts, RestoreTo, Trial
 from cutline.protocol.recovery.plan import Refusal, RestorePlan
 from cutline.recovery.at_rest import FlowAtRest
 from cutline.recovery.build import Builder, Built
-from cutline.recovery.enter import Entry, enter
+from cutline.recovery.enter import Entry, enter, new_identity
 from cutline.recovery.evolve import upload_evolved
 from cutline.recovery.facts import Gathering, declared_against
 from cutline.worker.immediate_publishing import ImmediateSink
@@ -51,6 +52,8 @@ class Recovered:
     generation_starts: list[GenerationStart]
     #: Which operators in storage are which operators of the code.
     evolution: Evolution
+    #: The claims of the sinks when the recovery path was chosen; the start replaces these and no others.
+    claims: dict[SinkId, str] = field(default_factory=dict)
     #: All problems that the recovery found, as text.
     problems: list[str] = field(default_factory=list)
 
@@ -66,6 +69,7 @@ class Recovery:
         self._flow = flow
         self._restore_to = restore_to
         self._may_lose_input = may_lose_input
+        self._identity = new_identity()
         self._problems: list[str] = []
 
     def check_definition(self) -> None:
@@ -88,6 +92,11 @@ class Recovery:
         upload_evolved(plan, built.manifests, facts.sinks, self._flow, generation)
         record = self._enter(plan, built, generation)
         self._flow.metadata.count_recovery(plan.path)
+        if self._flow.remote is not None:
+            known = identities_of([*built.generations, record]) | self._flow.metadata.announced()
+            # Others that were found there and did not prevent the start are given up, as a person has requested.
+            there = facts.remote_history.generations if facts.remote_history is not None else ()
+            self._flow.remote.remember(known | identities_of(there))
         self._report(plan, built, generation)
         if plan.path == "resume":
             self._move_past_lost_input(plan, built)
@@ -103,6 +112,7 @@ class Recovery:
             pending=pending,
             generation_starts=generation_starts_of([*built.generations, record]),
             evolution=built.evolution,
+            claims=built.claims,
             problems=self._problems,
         )
 
@@ -119,6 +129,7 @@ class Recovery:
         self, gathering: Gathering, facts: RecoveryFacts, generation: Generation
     ) -> tuple[RestorePlan, Built, RecoveryFacts]:
         """Choose, find facts and build until a plan succeeds."""
+        claims = {one.sink: one.claim for one in facts.sinks}
         while True:
             decision = choose(facts)
             if isinstance(decision, Refusal):
@@ -131,6 +142,8 @@ class Recovery:
             built = Builder(
                 flow=self._flow,
                 generation=generation,
+                identity=self._identity,
+                claims=claims,
                 generations=tuple(self._flow.generations.load_all()),
                 logs=gathering.logs,
                 may_lose_input=self._may_lose_input,
@@ -144,6 +157,7 @@ class Recovery:
         is_whole = plan.path in ("local", "remote")
         entry = Entry(
             generation=generation,
+            identity=self._identity,
             lineages={name: channel.lineage for name, channel in built.channels.items()},
             spark_dirs=built.spark_dirs,
             generations=built.generations,

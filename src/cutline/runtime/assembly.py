@@ -7,21 +7,27 @@ errors, ``CoordinatorFigures`` for the replicator's queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from cutline.base import durable, records
 from cutline.base.clock import now_ms
+from cutline.base.logs import get_logger
 from cutline.channels.segment_store import remove_former_places
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.factory import CoordinatorStart, coordinator_core
 from cutline.coordinator.loop import CoordinatorService
 from cutline.coordinator.ports import CoordinatorPorts
+from cutline.errors import CutlineError, OtherHistoryError
+from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, OperatorId
 from cutline.model.restore_request import RestoreRequest
+from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.ports.executors import Executors
 from cutline.protocol.history.evolution import Changes
-from cutline.protocol.history.known_checkpoints import batch_in, highest_epoch
+from cutline.protocol.history.histories import identity_of
+from cutline.protocol.history.known_checkpoints import batch_in, highest_epoch, of_present_history
 from cutline.protocol.messages.coordinator import ReleaseEpochs
 from cutline.protocol.recovery.facts import RestoreTo
 from cutline.recovery.at_rest import FlowAtRest
@@ -40,10 +46,13 @@ from cutline.runtime.parts import Background, Definition, FlowParts, Settled, St
 from cutline.runtime.status import link_counts, source_status
 from cutline.runtime.stores import open_stores
 from cutline.runtime.workers import WorkerFactory
+from cutline.savepoints.set_aside import finish, set_aside
 from cutline.savepoints.store import Savepoints
 from cutline.transport.in_process import COORDINATOR, InProcessRouter
 from cutline.transport.mailbox import LinkSettings
 from cutline.worker.operator_spec import OperatorStart
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +63,18 @@ class FlowAssembly:
     #: Transfer large files between the tiers; None: threads of this process transfer all files.
     executors: Executors | None
     request: RestoreRequest | None
+    #: If another storage has the newest history: set the state of this one aside and continue from the remote tier.
+    rejoin: bool = False
 
     def start(self, release_lock: Callable[[], None]) -> RunningFlow:
         stores = self.open_stores()
-        recovered = self.recover(stores)
+        try:
+            recovered = self.recover(stores)
+        except OtherHistoryError as error:
+            if not self.rejoin or not error.can_rejoin:
+                raise
+            stores = self._set_aside(stores)
+            recovered = self.recover(stores)
         settled = self.settle(stores, recovered)
 
         router, failures, metrics = InProcessRouter(), FailureSink(), Metrics(self.definition.graph.flow)
@@ -101,11 +118,21 @@ class FlowAssembly:
 
     def open_stores(self) -> Stores:
         what = self.definition
+        finish(what.layout)
         if not what.layout.identity.exists():  # records the folder's owner; written once
             identity = {"name": what.graph.flow, "created_ms": now_ms()}
             durable.create(what.layout.identity, records.encode("flow", identity))
         records.load("flow", what.layout.identity, dict)
         return open_stores(what, self.executors)
+
+    def _set_aside(self, stores: Stores) -> Stores:
+        layout = self.definition.layout
+        generations = stores.generations.load_all()
+        manifests = of_present_history(_readable(stores.checkpoints), generations)
+        stores.metadata.close()
+        made = set_aside(layout, manifests, stores.savepoints, now_ms=now_ms())
+        log.warning("set_aside", flow=layout.flow, savepoint=made.name if made is not None else None)
+        return self.open_stores()
 
     def recover(self, stores: Stores) -> Recovered:
         what, request = self.definition, self.request
@@ -211,6 +238,7 @@ class FlowAssembly:
                 release=background.janitor.release,
                 on_fatal=factory.failures.fatal,
                 upload_first=replicator.first if replicator and what.options.durable == "remote" else None,
+                history=identity_of(recovered.record),
                 on_complete=replicator.completed if replicator else lambda _: None,
             ),
             lineages={name: channel.lineage for name, channel in recovered.channels.items()},
@@ -284,6 +312,12 @@ def _target(request: RestoreRequest, savepoints: Savepoints) -> Epoch:
     if request.to.isdigit():
         return Epoch(int(request.to))
     return savepoints.fetch(request.to).epoch
+
+
+def _readable(checkpoints: CheckpointStore) -> Iterator[Manifest]:
+    for epoch in checkpoints.epochs():
+        with contextlib.suppress(CutlineError, OSError):
+            yield checkpoints.load_manifest(epoch)
 
 
 def _changes(request: RestoreRequest) -> Changes:

@@ -41,10 +41,13 @@ def start_flow(
     restore_to: int | str | None = None,
     rename: Mapping[str, str] | None = None,
     allow_dropped: bool = False,
+    rejoin: bool = False,
 ) -> RunningFlow:
     """Check, recover, run. ``restore_to``: the epoch or savepoint to which the whole flow is restored first.
 
     ``rename`` (old name → new name) and ``allow_dropped`` describe how its operators have changed since then.
+    ``rejoin``: if another storage has the flow's newest history, set the state of this one aside as a savepoint and
+    continue from the remote tier.
     """
     begun = time.monotonic()
     graph = flow.graph()
@@ -76,6 +79,7 @@ def start_flow(
             executors=SparkExecutors(session, flow.name),
             release_lock=lock.release,
             request=request,
+            rejoin=rejoin,
         )
     except BaseException:
         lock.release()
@@ -121,6 +125,7 @@ def run_on(
     executors: Executors | None = None,
     release_lock: Callable[[], None],
     request: RestoreRequest | None = None,
+    rejoin: bool = False,
 ) -> RunningFlow:
     """Recover the flow and start it on an engine; the caller holds the flow's lock.
 
@@ -135,4 +140,5 @@ def run_on(
         layout=layout,
         engine=engine,
     )
-    return FlowAssembly(definition=definition, executors=executors, request=request).start(release_lock)
+    assembly = FlowAssembly(definition=definition, executors=executors, request=request, rejoin=rejoin)
+    return assembly.start(release_lock)

@@ -85,7 +85,8 @@ class _Builder:
             name: msgspec.structs.replace(cut, in_flight=self._renaming.keys(cut.in_flight))
             for name, cut in self._renaming.keys(manifest.channels).items()
         }
-        made = msgspec.structs.replace(manifest, flow=self._flow, operators=operators, channels=channels)
+        # The new flow begins a history of its own.
+        made = msgspec.structs.replace(manifest, flow=self._flow, history="", operators=operators, channels=channels)
         self._write(self._built.manifest(manifest.epoch), records.encode("manifest", made))
         return made
 
@@ -100,6 +101,8 @@ class _Builder:
             schemas=keys(generation.schemas),
             begun={},  # the new flow has no logs from before this checkpoint
             left={},
+            identity="",
+            parent=generation.identity,
         )
 
     def _record(self, manifest: Manifest, old: OperatorId) -> OperatorRecord:

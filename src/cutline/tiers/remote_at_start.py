@@ -10,6 +10,7 @@ from cutline.base.crashpoints import crashpoint
 from cutline.errors import RecoveryError, StoreError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
+from cutline.model.history import Identity
 from cutline.model.ids import Epoch, FlowName, Generation
 from cutline.model.remote import SinkProgress
 from cutline.objects.waiting import wait_for_store
@@ -101,6 +102,21 @@ class RemoteAtStart:
         with contextlib.suppress(StoreError):
             return self._tier.checkpoints.epochs()
         return []
+
+    def history(
+        self, is_enough: Callable[[GenerationRecord], bool], *, is_needed: bool
+    ) -> tuple[list[GenerationRecord], Epoch]:
+        """The newest generations, back to the first that is enough, and the newest checkpoint."""
+        there = self._tier.checkpoints
+
+        def ask() -> tuple[list[GenerationRecord], Epoch]:
+            return there.newest_generations(is_enough), there.newest_epoch()
+
+        return self._waiting(ask) if is_needed else ask()
+
+    def remember(self, known: frozenset[Identity]) -> None:
+        """The generations of this flow's history: uploads stop if the remote tier has others."""
+        self._tier.fence.remember(known)
 
     def download_records(self, *, is_needed: bool = True) -> list[Epoch]:
         download = self._tier.downloader.download_records

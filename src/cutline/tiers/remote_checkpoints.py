@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 from cutline.base import records
-from cutline.errors import MissingObject
+from cutline.errors import DamagedRecordError, MissingObject
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
-from cutline.model.ids import Epoch, Generation
+from cutline.model.ids import NO_EPOCH, Epoch, Generation
 from cutline.model.layout import Layout
 from cutline.model.remote import SinkProgress
 from cutline.ports.objects import ObjectStore
@@ -24,6 +25,9 @@ _RECORD_NAME = re.compile(
     r"generations/\d{6,18}\.json|checkpoints/\d{12,18}/(manifest|[A-Za-z][A-Za-z0-9_-]{0,62}\.g\d{6,18})\.json",
     re.ASCII,
 )
+
+#: Generations that are read to find one that this host knows; with more in between, the story is told without it.
+_MOST_READ = 50
 
 T = TypeVar("T")
 
@@ -48,8 +52,35 @@ class RemoteCheckpoints:
 
     def load_generations(self) -> list[GenerationRecord]:
         """All stored generations, ascending."""
-        names = sorted(info.path for info in self._store.walk("generations") if is_record(info.path))
-        return [self._load_generation(name) for name in names]
+        return [self._load_generation(name) for name in sorted(self._generation_names())]
+
+    def newest_generations(self, is_enough: Callable[[GenerationRecord], bool]) -> list[GenerationRecord]:
+        """The newest stored generations, back to the first that is enough, ascending; at most a limited number."""
+        found: list[GenerationRecord] = []
+        for name in sorted(self._generation_names(), reverse=True):
+            found.insert(0, self._load_generation(name))
+            if is_enough(found[0]) or len(found) == _MOST_READ:
+                break
+        return found
+
+    def newest_epoch(self) -> Epoch:
+        """The newest readable checkpoint. One made by an evolution counts once its generation is here."""
+        begun: set[Generation] | None = None
+        for epoch in reversed(self.epochs()):
+            try:
+                manifest = self.load_manifest(epoch)
+            except (DamagedRecordError, MissingObject):
+                continue
+            if manifest.carried_from is None:
+                return epoch
+            if begun is None:
+                begun = set(self._numbers_in("generations"))
+            if manifest.generation in begun:
+                return epoch
+        return NO_EPOCH
+
+    def _generation_names(self) -> list[str]:
+        return [info.path for info in self._store.walk("generations") if is_record(info.path)]
 
     def _load_generation(self, path: str) -> GenerationRecord:
         record = self._read(GENERATION, path, GenerationRecord)

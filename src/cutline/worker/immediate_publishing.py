@@ -59,9 +59,16 @@ class ImmediateSink:
         self._sink.open(context)
         check_numbering(self._sink.highest(), self._node.publish, flow=self._flow, sink=self._node.sink)
 
-    def claim(self) -> None:
+    def claimed(self) -> str:
+        return self._sink.claimed() if isinstance(self._sink, Claimable) else ""
+
+    def claim(self, history: str, *, expected: str) -> None:
         if isinstance(self._sink, Claimable):
-            self._sink.claim()
+            self._sink.claim(history, expected=expected)
+
+    def newest_batch(self) -> Epoch:
+        """The number of the newest published batch, as its target says."""
+        return self._sink.published() or NO_EPOCH
 
     def stager(self) -> Stager:
         return self._sink.stager()

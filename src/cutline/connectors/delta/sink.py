@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import unquote
 
 from cutline.base.durable import fsync_dir, is_temporary, make_dir
+from cutline.connectors.delta.claim_files import ClaimFiles
 from cutline.connectors.delta.commits import store_versions
 from cutline.connectors.delta.fit import fit_problems
 from cutline.connectors.delta.publish import ATTEMPTS, VACUUM_HINT, Layout, Mode, Publication
@@ -93,20 +94,29 @@ class Delta:
         if self._view.published_in(table):
             self._view.sync_log(table)
 
-    def claim(self) -> None:
+    def claimed(self) -> str:
+        number = self._view.claim_in(self._view.refresh())
+        return f"{number} {self._claims().history(number)}" if number else ""
+
+    def claim(self, history: str, *, expected: str) -> None:
         """A separate commit, which conflicts with concurrent commits of other instances."""
         from deltalake.exceptions import DeltaError
 
         failure: Exception | None = None
+        claims, attempted = self._claims(), 0
         for _ in ATTEMPTS.attempts():
             table = self._view.refresh(after=failure)
-            number = self._view.claim_in(table) + 1
+            found = self._view.claim_in(table)
+            if found != attempted or not found:  # it is, if an earlier attempt failed after it had taken effect
+                self._opened.check_expected(self.claimed(), expected)
+            number = attempted = claims.create(found, history)
             try:
                 store_versions(table, self.partition_by, {self._view.claim_app: number})
             except (DeltaError, OSError) as error:
                 failure = error
             else:
                 self._opened.claim = str(number)
+                claims.collect(number)
                 # All versions since the one it was based on: deltalake does not say which one the commit became.
                 self._view.log.make_durable(table.version(), self._view.read_anew().version())
                 return
@@ -171,6 +181,10 @@ class Delta:
         return read_table(self.path, self._view.log, request, appends=self.mode == "append")
 
     # ------------------------------------------------------------------ the table
+
+    def _claims(self) -> ClaimFiles:
+        context = self._opened.context
+        return ClaimFiles(self.path / "_cutline" / "claims" / context.flow / context.sink)
 
     def _publication(self, permit: CommitPermit, staged: Sequence[StagedBatch]) -> Publication:
         layout = Layout(mode=self.mode, key=self.key, partition_by=self.partition_by)

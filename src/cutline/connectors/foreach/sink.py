@@ -7,13 +7,16 @@ call. The idempotency key is the same in every repeat: a receiver that remembers
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cutline.base import records
 from cutline.base.durable import create, make_dir, replace
+from cutline.base.file_locks import exclusive
 from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.rows import differences, rows_schema, storable_schema
 from cutline.connectors.sink_base import OpenedSink
@@ -60,10 +63,13 @@ class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
     schema_ipc: bytes
     #: The last epochs, oldest first.
     done: tuple[Done, ...] = ()
+    #: The instance that may call the function; empty: unclaimed.
+    claim: str = ""
 
     def ledger(self) -> SinkLedger:
         digests = {one.epoch: one.digest for one in self.done}
-        return SinkLedger(flow=self.flow, sink=self.sink, published=max(digests, default=NO_EPOCH), digests=digests)
+        newest = max(digests, default=NO_EPOCH)
+        return SinkLedger(flow=self.flow, sink=self.sink, published=newest, digests=digests, claim=self.claim)
 
 
 class Foreach:
@@ -98,6 +104,20 @@ class Foreach:
         self._opened.enter(context)
         self._schema_ipc = wanted.schema_ipc
 
+    def claimed(self) -> str:
+        self._opened.require()
+        return self._load_record().claim
+
+    def claim(self, history: str, *, expected: str) -> None:
+        """A process that was thought dead calls the function no more, except for a call that it has begun."""
+        self._opened.require()
+        claim = f"{secrets.token_hex(8)} {history}"
+        with self._locked():
+            record = self._load_record()
+            self._opened.check_expected(record.claim, expected)
+            self._store_record(msgspec.structs.replace(record, claim=claim))
+        self._opened.claim = claim
+
     def stager(self) -> Stager:
         return ParquetStager(
             root=str(self._staged), folder=STAGED_FOLDER, sink=self._opened.context.sink, schema_ipc=self._schema_ipc
@@ -118,8 +138,11 @@ class Foreach:
             check_still_there(self._staged, pieces, hint=_HINT)
             self.function(self._rows(pieces), permit.epoch, idempotency_key(permit))
             self._opened.reach("sink-commit-half")
-            done = (*record.done, Done(epoch=permit.epoch, digest=digest))
-            self._store_record(msgspec.structs.replace(record, done=done[-EPOCHS_REMEMBERED:]))
+            with self._locked():
+                # As it is now: a start may have claimed the sink while the function ran.
+                record = self._load_record()
+                done = (*record.done, Done(epoch=permit.epoch, digest=digest))
+                self._store_record(msgspec.structs.replace(record, done=done[-EPOCHS_REMEMBERED:]))
             self._opened.reach("sink-commit-done")
         collect_staged(self._staged, staged, permit.through_batch)
 
@@ -160,6 +183,9 @@ class Foreach:
                 sink=wanted.sink,
                 path=self.staging,
             )
+
+    def _locked(self) -> AbstractContextManager[None]:
+        return exclusive(self.staging / "lock")
 
     def _load_record(self) -> FunctionRecord:
         return records.load(_LEDGER_KIND, self._ledger_path, FunctionRecord)

@@ -30,7 +30,7 @@ from cutline.connectors.log_sink import LogSink, ledger_of, with_published
 from cutline.connectors.sink_base import OpenedSink, not_opened
 from cutline.connectors.staged_files import digest_of, pieces_of
 from cutline.connectors.staging_folder import check_same_rows, check_value_column, values_of
-from cutline.errors import NotDone, OutcomeUnknown, SinkError
+from cutline.errors import FencedError, NotDone, OutcomeUnknown, SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
 from cutline.model.validation import Problem, of_numbers
 from cutline.protocol.publish.sink_ledger import SinkLedger, fenced
@@ -106,14 +106,12 @@ class Kafka(LogSink):
         return f"Kafka({address_without_secrets(self.servers)!r}, {self.topic!r})"
 
     def open(self, context: SinkContext) -> None:
-        """Check the topics, fence earlier starts of this flow, and claim the ledger."""
+        """Check the topics and the ledger."""
         schema = self._take_schema(context)
         check_value_column(schema, self.key, role="key")
         with self._lock:
             self._opened.enter(context)
             self._check_topics()
-            # First the producer: it ends the transaction of an earlier one, and only then is the ledger final.
-            self._producer = self._new_producer(context)
             before = self._load_ledger(context)
             self._check_target(before)
             if before is not None:
@@ -121,7 +119,28 @@ class Kafka(LogSink):
             fresh = TopicLedger(
                 flow=context.flow, sink=context.sink, topic=self.topic, claim="", schema_ipc=self._schema_ipc
             )
-            claimed = msgspec.structs.replace(before or fresh, claim=secrets.token_hex(8))
+            self._ledger, self._producer = before or fresh, None
+
+    def claimed(self) -> str:
+        ledger = self._load_ledger(self._opened.context)
+        return ledger.claim if ledger is not None else ""
+
+    def claim(self, history: str, *, expected: str) -> None:
+        """Fence earlier starts of this flow, then store the claim."""
+        context = self._opened.context
+        with self._lock:
+            if self._ledger is None:
+                raise not_opened(topic=self.topic)
+            # First the producer: it ends the transaction of an earlier one, and only then is the ledger final.
+            self._producer = self._new_producer(context)
+            before = self._load_ledger(context)
+            try:
+                self._opened.check_expected(before.claim if before is not None else "", expected)
+            except FencedError:
+                # The new producer has fenced the owner for a moment; the owner finds its claim unchanged and continues.
+                self._producer = None
+                raise
+            claimed = msgspec.structs.replace(before or self._ledger, claim=f"{secrets.token_hex(8)} {history}")
             self._transact([], claimed)
             self._ledger = claimed
             self._opened.claim = claimed.claim
@@ -201,11 +220,11 @@ class Kafka(LogSink):
         if self._producer is None:
             self._producer = self._new_producer(context)
             found, mine = self._load_ledger(context), self._ledger
-            if found is None or mine is None or found.claim != mine.claim:
+            if mine is None or (found.claim if found is not None else "") != mine.claim:
                 # The new producer has fenced the owner for a moment; the owner finds its claim unchanged and continues.
                 self._producer = None
                 raise fenced(SinkLedger(flow=context.flow, sink=context.sink), topic=self.topic)
-            self._ledger = found
+            self._ledger = found or mine
         if self._ledger is None:
             raise not_opened(topic=self.topic)
         return self._ledger

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -130,23 +130,49 @@ def load_ledger(connection: Connection, stream: str, subject: str) -> Held | Non
     return Held(decode_ledger(message.data or b"", subject), int(message.seq))
 
 
-def claim_ledger(connection: Connection, stream: str, subject: str, fresh: StreamLedger, mine: str | None) -> Held:
-    """Fence all earlier writers, and return the ledger with the new claim.
+def claim_ledger(
+    connection: Connection, stream: str, subject: str, fresh: StreamLedger, claim: str, *, check: Callable[[str], None]
+) -> Held:
+    """Fence all earlier writers, and return the ledger with the new claim. ``fresh``: if there is none yet.
 
-    ``mine``: a claim that no other process may have replaced since; it is written again, because its writer may not
-    have got the answer. None: this is a new start.
+    ``check``: raises FencedError for a claim that this one must not replace.
     """
-    claim = mine or secrets.token_hex(8)
+    for _ in _RACES.attempts():
+        held = load_ledger(connection, stream, subject) or Held(fresh.claimed(""), 0)
+        check(held.ledger.claim)
+        done = _claimed(connection, stream, subject, held, claim)
+        if done is not None:
+            return done
+    raise _raced(stream, subject)
+
+
+def claim_again(connection: Connection, stream: str, subject: str, mine: StreamLedger) -> Held:
+    """Write the ledger once more after a write whose outcome is unknown, so that that write cannot land later.
+
+    Raises FencedError if another instance has claimed the sink meanwhile.
+    """
     for _ in _RACES.attempts():
         held = load_ledger(connection, stream, subject)
-        if mine is not None and (held is None or held.ledger.claim != mine):
-            raise fenced(fresh.sink_ledger()) if held is not None else lost(stream)
-        claimed = (held.ledger if held is not None else fresh).claimed(claim)
-        expected = held.sequence if held is not None else 0
-        sequence = write(connection, stream, subject, (), claimed, expected=expected)
-        if sequence is not None:
-            return Held(claimed, sequence)
-    raise NotDone("other processes keep writing to the sink's ledger", stream=stream, subject=subject)
+        if held is None and mine.claim:
+            raise lost(stream)
+        held = held or Held(mine, 0)
+        if held.ledger.claim != mine.claim:
+            raise fenced(mine.sink_ledger())
+        done = _claimed(connection, stream, subject, held, mine.claim)
+        if done is not None:
+            return done
+    raise _raced(stream, subject)
+
+
+def _claimed(connection: Connection, stream: str, subject: str, held: Held, claim: str) -> Held | None:
+    """None: another writer was faster."""
+    ledger = held.ledger.claimed(claim)
+    sequence = write(connection, stream, subject, (), ledger, expected=held.sequence)
+    return Held(ledger, sequence) if sequence is not None else None
+
+
+def _raced(stream: str, subject: str) -> NotDone:
+    return NotDone("other processes keep writing to the sink's ledger", stream=stream, subject=subject)
 
 
 def lost(stream: str) -> SinkError:

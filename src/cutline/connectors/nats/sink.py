@@ -6,6 +6,7 @@ together with the sink's ledger (see ``nats.ledger``).
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from cutline.connectors.nats.ledger import (
     Held,
     Outgoing,
     StreamLedger,
+    claim_again,
     claim_ledger,
     epoch_key,
     ledger_subject,
@@ -87,6 +89,7 @@ class JetStream(LogSink):
         self.subject = subject
         self.batch_messages = batch_messages
         self._held: Held | None = None
+        self._target: _Target | None = None
         #: Whether the outcome of the last write is unknown: the ledger must be claimed and read first.
         self._is_uncertain = False
 
@@ -94,7 +97,7 @@ class JetStream(LogSink):
         return f"JetStream({self.url!r}, {self.stream!r}, {self.subject!r})"
 
     def open(self, context: SinkContext) -> None:
-        """Create the stream if there is none, check it, and fence earlier starts of this flow."""
+        """Create the stream if there is none, and check it."""
         schema = self._take_schema(context)
         subject = ledger_subject(self.stream, context.flow, context.sink)
         fresh = StreamLedger(
@@ -110,17 +113,46 @@ class JetStream(LogSink):
             self._check_target(target, before)
             if before is not None:
                 check_same_rows(context, schema, before.ledger.schema_ipc, before.ledger.subject, self.subject)
-            self._held = claim_ledger(connection, self.stream, subject, fresh, None)
+            self._held = before if before is not None else Held(fresh, 0)
             self._is_uncertain = False
-        # Only now: a ledger that was never written cannot be lost.
-        durable.replace(self._staging.file("target.json"), records.encode(_TARGET_KIND, target))
         self._opened.enter(context)
-        self._opened.claim = self._held.ledger.claim
+        self._target = target
+
+    def claimed(self) -> str:
+        with Connection(self.url) as connection:
+            held = load_ledger(connection, self.stream, self._ledger_subject())
+        return held.ledger.claim if held is not None else ""
+
+    def claim(self, history: str, *, expected: str) -> None:
+        """Fence earlier starts of this flow: they must know the newest message of the ledger to write one."""
+        claim = f"{secrets.token_hex(8)} {history}"
+        with self._lock, Connection(self.url) as connection:
+            held = self._known()
+            self._held = claim_ledger(
+                connection,
+                self.stream,
+                self._ledger_subject(),
+                held.ledger,
+                claim,
+                check=lambda found: self._opened.check_expected(found, expected),
+            )
+            self._is_uncertain = False
+            self._opened.claim = claim
+        # Only now: a ledger that was never written cannot be lost.
+        durable.replace(self._staging.file("target.json"), records.encode(_TARGET_KIND, self._target))
+
+    def _ledger_subject(self) -> str:
+        context = self._opened.context
+        return ledger_subject(self.stream, context.flow, context.sink)
+
+    def _known(self) -> Held:
+        if self._held is None:
+            raise not_opened(stream=self.stream)
+        return self._held
 
     def _newest(self) -> Epoch:
-        context = self._opened.context
         with Connection(self.url) as connection:
-            held = load_ledger(connection, self.stream, ledger_subject(self.stream, context.flow, context.sink))
+            held = load_ledger(connection, self.stream, self._ledger_subject())
         return NO_EPOCH if held is None else held.ledger.epoch
 
     # ------------------------------------------------------------------ the stream
@@ -186,12 +218,9 @@ class JetStream(LogSink):
 
     def _certain(self, connection: Connection) -> Held:
         """The ledger as it is. After a write with unknown outcome, a new claim keeps that write from landing later."""
-        held = self._held
-        if held is None:
-            raise not_opened(stream=self.stream)
+        held = self._known()
         if self._is_uncertain:
-            subject = ledger_subject(self.stream, held.ledger.flow, held.ledger.sink)
-            held = self._held = claim_ledger(connection, self.stream, subject, held.ledger, held.ledger.claim)
+            held = self._held = claim_again(connection, self.stream, self._ledger_subject(), held.ledger)
             self._is_uncertain = False
         return held
 

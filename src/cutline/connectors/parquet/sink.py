@@ -22,6 +22,7 @@ import msgspec
 from cutline.base import records
 from cutline.base.crashpoints import crashpoint
 from cutline.base.durable import create, fsync_dir, fsync_file, is_temporary, make_dir, replace
+from cutline.base.file_locks import exclusive
 from cutline.connectors.parquet.reader import read_folder
 from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.reading import nothing_published
@@ -116,11 +117,18 @@ class Parquet:
         # The process that published the newest epoch may have died before it was durable; the sink now relies on it.
         fsync_dir(self.path)
 
-    def claim(self) -> None:
+    def claimed(self) -> str:
+        self._opened.require()
+        return self._load_record().claim
+
+    def claim(self, history: str, *, expected: str) -> None:
         """Store the claim, then discard what other instances have prepared: see ``commit``."""
         self._opened.require()
-        record, claim = self._load_record(), secrets.token_hex(8)
-        self._store_record(msgspec.structs.replace(record, claim=claim))
+        claim = f"{secrets.token_hex(8)} {history}"
+        with self._locked():
+            record = self._load_record()
+            self._opened.check_expected(record.claim, expected)
+            self._store_record(msgspec.structs.replace(record, claim=claim))
         self._opened.claim = claim
         self._discard_prepared()
 
@@ -177,8 +185,12 @@ class Parquet:
         if not self._opened.is_to_rewind(ledger, epoch):
             return
         rewound = sink_ledger.rewind(ledger, epoch).rewound
-        # First: a late commit of the rewound history must be refused from now on.
-        self._store_record(msgspec.structs.replace(self._load_record(), rewound=rewound))
+        with self._locked():
+            record = self._load_record()
+            # Again, under the lock: otherwise this process could replace the claim of its successor by its own.
+            self._opened.check_held(self._ledger(epochs), epoch)
+            # First: a late commit of the rewound history must be refused from now on.
+            self._store_record(msgspec.structs.replace(record, rewound=rewound))
         discarded = self._private / "discarded"
         make_dir(discarded)
         for found in later:
@@ -248,6 +260,9 @@ class Parquet:
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._private / "prepared", discarded / f"prepared-{secrets.token_hex(4)}")
         shutil.rmtree(discarded, ignore_errors=True)
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return exclusive(self._private / "lock")
 
     def _load_record(self) -> FolderRecord:
         return records.load(_LEDGER_KIND, self._ledger_path, FolderRecord)

@@ -114,12 +114,23 @@ class Postgres:
         self._plan, row = self._reads.run("be opened", prepare_tables, is_steady=False)
         self._seen_version = row.version
 
-    def claim(self) -> None:
+    def claimed(self) -> str:
+        plan = self._known_plan()
+
+        def look(connection: Connection) -> str:
+            return load_ledger(connection, self._ledger_schema, [plan.ledger])[plan.ledger].claim
+
+        return self._reads.run("be read", look)
+
+    def claim(self, history: str, *, expected: str) -> None:
         """The transaction that publishes checks the claim."""
         plan = self._known_plan()
-        claim = new_claim()
+        claim = new_claim(history)
 
         def take(connection: Connection) -> int:
+            row = load_ledger(connection, self._ledger_schema, [plan.ledger], lock=True)[plan.ledger]
+            if row.claim != claim:  # it is, if the answer to an earlier attempt was lost
+                self._opened.check_expected(row.claim, expected)
             return store_claim(connection, self._ledger_schema, plan.ledger, claim=claim, process=process_name())
 
         self._seen_version = self._writes.run("be claimed", take)

@@ -113,10 +113,15 @@ class SQLite:
         self._sink_table = table
         self._schema_ipc = schema.serialize().to_pybytes()
 
-    def claim(self) -> None:
-        """The transaction that publishes checks the claim."""
-        table, claim = self._table_of_sink(), new_claim()
+    def claimed(self) -> str:
         with self._transaction() as db:
+            return self._table_of_sink().ledger(db).claim
+
+    def claim(self, history: str, *, expected: str) -> None:
+        """The transaction that publishes checks the claim."""
+        table, claim = self._table_of_sink(), new_claim(history)
+        with self._transaction() as db:
+            self._opened.check_expected(table.ledger(db).claim, expected)
             table.set_claim(db, claim)
         self._opened.claim = claim
 

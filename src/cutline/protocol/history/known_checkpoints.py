@@ -8,6 +8,7 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Generation, OperatorId
 from cutline.protocol.history import epochs as recovery
+from cutline.protocol.history.histories import identities_of
 from cutline.protocol.history.lineage import Lineage, lineage_of
 from cutline.protocol.publish.publishing import CompleteEpoch
 
@@ -70,13 +71,15 @@ def of_present_history(manifests: Iterable[Manifest], generations: Sequence[Gene
     live = [by_epoch[epoch] for epoch in recovery.live_epochs(stored, generation_starts_of(generations))]
     if not generations:
         return live
-    newest, known = generations[-1], {one.generation for one in generations}
+    newest, known, identities = generations[-1], {one.generation for one in generations}, identities_of(generations)
     lineages = {name: lineage_of(spans) for name, spans in newest.lineage.items()}
     return [
         manifest
         for manifest in live
         if is_of_history(manifest, lineages, newest.begun)
         and (manifest.carried_from is None or manifest.generation in known)
+        # Former versions did not record it.
+        and manifest.history in ("", *identities)
     ]
 
 

@@ -7,10 +7,13 @@ that claim one number, one loses. A process that finds a newer generation than i
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from cutline.model.checkpoint import Manifest
+from cutline.model.generation import GenerationRecord
+from cutline.model.history import Identity
 from cutline.model.ids import Generation
+from cutline.protocol.history.histories import others_in
 
 #: More generations than the regions of a host begin between two uploads, each of which claims them all.
 _LOST_WITH_A_HOST = 100
@@ -49,6 +52,14 @@ def claims_needed(begun: Generation | None, generation: Generation) -> list[Gene
 def is_replaced(generation: Generation, newest: Generation) -> bool:
     """Whether a process that writes in ``generation`` has been replaced by another host."""
     return newest > generation
+
+
+def has_diverged(stored: Iterable[GenerationRecord], known: Collection[Identity], begun: Generation) -> bool:
+    """Whether another host went on with the flow before a process that began in generation ``begun``.
+
+    ``stored``: the newest generations in the remote tier, ascending; ``known``: those of the process's own history.
+    """
+    return bool(others_in([one for one in stored if one.generation < begun], known))
 
 
 class Seal(enum.Enum):

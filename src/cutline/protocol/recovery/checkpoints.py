@@ -10,7 +10,7 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.ids import NO_EPOCH, Epoch
 from cutline.protocol.history.evolution import Changes, Evolution, since_checkpoint
 from cutline.protocol.history.known_checkpoints import highest_epoch
-from cutline.protocol.recovery import sink_rules
+from cutline.protocol.recovery import history_rules, sink_rules
 from cutline.protocol.recovery.facts import (
     MissingFacts,
     NeedContent,
@@ -112,6 +112,9 @@ def _planned(inquiry: Inquiry, candidate: _Candidate, reason: str, *, is_request
     """The plan that restores a checkpoint, or why it cannot. Raises LostInputError, RecoveryError."""
     manifest, evolution = candidate.chain[-1], candidate.evolution
     path: Tier = "local" if is_request else candidate.tier
+    history_rules.refuse_beyond_common(
+        inquiry.facts.sinks, candidate.stored, manifest.epoch, flow=inquiry.definition.flow
+    )
     sink_rules.refuse_to_rewind(inquiry.facts.sinks, manifest.epoch, flow=inquiry.definition.flow)
     problem = inquiry.trial(path, candidate.tier, manifest.epoch)
     if problem is not None:

@@ -7,7 +7,9 @@
 The order of preference: continue where everything is (``resume``); restore what is damaged and what is downstream of it
 (``regional``, or ``alone`` in per-operator mode); restore the whole flow from the newest checkpoint that can be used,
 from this host (``local``) or else from the remote tier (``remote``); begin at the beginning (``fresh``) only if no
-checkpoint has ever completed. The remote tier is asked only when nothing in the local tier will do.
+checkpoint has ever completed. Before anything else, the history of a storage that has run the flow is compared with
+those that the remote tier and the sinks know (``history_rules``). The content of the remote tier is needed only when
+nothing in the local tier will do.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from cutline.protocol.history.evolution import (
     since_checkpoint,
     since_last_run,
 )
-from cutline.protocol.recovery import sink_rules
+from cutline.protocol.recovery import history_rules, sink_rules
 from cutline.protocol.recovery.checkpoints import as_requested, from_checkpoint, reason_of
 from cutline.protocol.recovery.continuing import continuing, each_alone, refuse_beyond_repair
 from cutline.protocol.recovery.facts import (
@@ -72,6 +74,7 @@ def evolution_at_start(definition: Definition, stored: StoredFacts, restore_to: 
 
 def _chosen(inquiry: Inquiry) -> RestorePlan:
     facts, definition = inquiry.facts, inquiry.definition
+    history_rules.refuse_other_histories(inquiry)
     evolution_at_start(definition, facts.stored, facts.restore_to)
     stored = _stored(inquiry)
     evolution = evolution_at_start(definition, stored, facts.restore_to)

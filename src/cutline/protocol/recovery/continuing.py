@@ -10,7 +10,7 @@ from cutline.model.ids import OperatorId
 from cutline.protocol.history.evolution import Evolution
 from cutline.protocol.history.known_checkpoints import batch_in, epoch_in
 from cutline.protocol.history.regions import region_of
-from cutline.protocol.recovery import sink_rules
+from cutline.protocol.recovery import history_rules, sink_rules
 from cutline.protocol.recovery.alone import epoch_alone
 from cutline.protocol.recovery.facts import NeedInputAhead, NeedLive, NeedSegments
 from cutline.protocol.recovery.inquiry import Inquiry
@@ -82,6 +82,7 @@ def _damaged(
     names = [name for name in definition.names if name not in evolution.added]
     complete = {name: batch_in(history.manifests, name) for name in names}
     live = inquiry.known(facts.live, NeedLive(generation=current, complete=complete))
+    history_rules.refuse_older_log(inquiry, live)
     first = unread_from(live, definition)
     missing = inquiry.known(facts.missing_segments, NeedSegments(first=first))
     found = damage_of(live, history.manifests, first, missing)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord, LostInput
 from cutline.model.graph import PublishPolicy, RollbackPolicy
+from cutline.model.history import Identity, Takeover
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
 from cutline.protocol.history.evolution import Changes, Definition
 
@@ -45,6 +46,12 @@ class SinkFacts:
     can_rewind: bool = True
     #: The oldest epoch that ``rewind`` reaches; None: not known yet.
     oldest_rewind: Epoch | None = NO_EPOCH
+    #: The newest claim in its target, which the start will replace; empty: none, or it cannot be claimed.
+    claim: str = ""
+    #: The starts that took it over, oldest first; None: its target does not tell.
+    takeovers: tuple[Takeover, ...] | None = None
+    #: Of immediate publishing: the number of the newest published batch.
+    newest_batch: Epoch = NO_EPOCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +95,17 @@ class RemoteRecords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteHistory:
+    """The newest generations and the newest checkpoint of the remote tier; nothing was downloaded."""
+
+    #: Why it does not tell; empty: it does.
+    problem: str = ""
+    #: Ascending, from a generation that the local tier has too, if there is one.
+    generations: tuple[GenerationRecord, ...] = ()
+    newest_epoch: Epoch = NO_EPOCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedBefore:
     """How far sinks were when a checkpoint was sealed in the remote tier, as noted there."""
 
@@ -108,6 +126,8 @@ class LogFacts:
     last_batch: BatchId = NO_BATCH
     #: Per input: how far its operator had read after its last batch.
     positions: Mapping[OperatorId, Position] = field(default_factory=dict)
+    #: The number that immediate publishing gives to its end; None without entries.
+    place: Epoch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +208,13 @@ class RecoveryFacts:
     #: Whether any record names a completed epoch, if only the coordinator's history.
     has_completed: bool = False
     has_remote: bool = False
+    #: Whether this storage has run the flow before; if not, it may hold a part of what was downloaded.
+    has_run: bool = False
+    #: Generations that this storage has announced in the remote tier.
+    announced: frozenset[Identity] = frozenset()
 
+    #: Asked before anything else by a storage that has run the flow: another host may have taken over since.
+    remote_history: RemoteHistory | None = None
     #: Asked first because the local tier has no checkpoint; with retries only if it has no generation either.
     first_remote: RemoteRecords | None = None
     #: Asked with retries, because nothing in the local tier can be used.
@@ -213,6 +239,13 @@ class RecoveryFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedSinkLimits:
     """``SinkFacts.highest`` and ``oldest_rewind`` of every sink."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedRemoteHistory:
+    """``RecoveryFacts.remote_history``. ``is_required``: nothing else tells whether another host has taken over."""
+
+    is_required: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +317,7 @@ class NeedEntries:
 
 NeedFacts = (
     NeedSinkLimits
+    | NeedRemoteHistory
     | NeedFirstRemote
     | NeedRemote
     | NeedPublishedBefore

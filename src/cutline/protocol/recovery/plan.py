@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cutline.errors import CutlineError, FlowDefinitionError, LostInputError, RecoveryError
+from cutline.errors import CutlineError, FlowDefinitionError, LostInputError, OtherHistoryError, RecoveryError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import LostInput
 from cutline.model.ids import Epoch, OperatorId
@@ -53,30 +53,51 @@ _ERRORS: dict[str, type[CutlineError]] = {
     "recovery": RecoveryError,
     "definition": FlowDefinitionError,
     "lost_input": LostInputError,
+    "other_history": OtherHistoryError,
 }
+RefusalKind = Literal["recovery", "definition", "lost_input", "other_history"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """The flow must not start: rows would be lost, published twice or restored wrongly. A user must decide."""
 
-    kind: Literal["recovery", "definition", "lost_input"]
+    kind: RefusalKind
     what: str
     next_step: str
     #: Flow, operator, epoch, as far as they are known.
     where: Mapping[str, object] = field(default_factory=dict)
     #: All that was found wrong on the way here.
     problems: tuple[str, ...] = ()
+    #: Of another history: whether the remote tier has the newest one, from which the flow can continue on request.
+    can_rejoin: bool = False
+    #: Of another history: the newest checkpoint of this storage that can be restored on request; None: none.
+    restorable: Epoch | None = None
 
     @classmethod
     def of(cls, error: RecoveryError | FlowDefinitionError, problems: tuple[str, ...] = ()) -> Refusal:
-        kind: Literal["recovery", "definition", "lost_input"] = "recovery"
+        kind: RefusalKind = "recovery"
+        can_rejoin, restorable = False, None
         if isinstance(error, FlowDefinitionError):
             kind = "definition"
         elif isinstance(error, LostInputError):
             kind = "lost_input"
-        return cls(kind=kind, what=error.what, next_step=error.next_step, where=error.where, problems=problems)
+        elif isinstance(error, OtherHistoryError):
+            kind, can_rejoin = "other_history", error.can_rejoin
+            restorable = None if error.restorable is None else Epoch(error.restorable)
+        return cls(
+            kind=kind,
+            what=error.what,
+            next_step=error.next_step,
+            where=error.where,
+            problems=problems,
+            can_rejoin=can_rejoin,
+            restorable=restorable,
+        )
 
     def error(self) -> CutlineError:
         """The error to raise."""
-        return _ERRORS[self.kind](self.what, next_step=self.next_step, **self.where)
+        error = _ERRORS[self.kind](self.what, next_step=self.next_step, **self.where)
+        if isinstance(error, OtherHistoryError):
+            error.can_rejoin, error.restorable = self.can_rejoin, self.restorable
+        return error

@@ -13,6 +13,7 @@ import msgspec
 
 from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
 from cutline.model.cut import BarrierTerms
+from cutline.model.history import Identity
 from cutline.model.ids import Epoch, Generation, SinkId
 from cutline.ports.metadata import EpochOutcome, PendingRecord
 
@@ -26,6 +27,7 @@ CREATE TABLE IF NOT EXISTS epochs (
 CREATE TABLE IF NOT EXISTS pins (epoch INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS published (sink TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS seen (sink TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS announced (identity TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS recoveries (path TEXT PRIMARY KEY, count INTEGER NOT NULL);
 """
 
@@ -200,6 +202,12 @@ class SqliteMetadata:
 
     def published(self) -> dict[SinkId, Epoch]:
         return {SinkId(sink): Epoch(epoch) for sink, epoch in self._read("SELECT sink, epoch FROM published")}
+
+    def store_announced(self, identity: Identity) -> None:
+        self._write_fenced("INSERT OR IGNORE INTO announced VALUES (?)", (identity,))
+
+    def announced(self) -> frozenset[Identity]:
+        return frozenset(identity for (identity,) in self._read("SELECT identity FROM announced"))
 
     def count_recovery(self, path: str) -> None:
         self._write_fenced(

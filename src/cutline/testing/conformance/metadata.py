@@ -177,6 +177,13 @@ class MetadataConformance:
         with closing(reopen()) as again:
             assert again.recoveries() == {"fresh": 1, "resume": 2}
 
+    def test_announced_generations_are_remembered(self, reopen: Reopen, store: MetadataStore) -> None:
+        for identity in ("0" * 32, "1" * 32, "0" * 32):
+            store.store_announced(identity)
+        store.close()
+        with closing(reopen()) as again:
+            assert again.announced() == {"0" * 32, "1" * 32}
+
     def test_threads_may_share_a_store(self, store: MetadataStore) -> None:
         def work(first: int) -> None:
             for epoch in range(first, first + 20):

@@ -293,13 +293,17 @@ class SinkBehaviour(SinkSuite):
         old = self.start(tmp_path)
         if not isinstance(old.sink, Claimable):
             pytest.skip("the sink declares that it cannot be claimed")
-        old.sink.claim()
+        assert old.sink.claimed() == ""
+        old.sink.claim("first", expected="")
         old.publish(1, 1, rows(1))
         late = old.stage(2, rows(2))
         token, permit = old.sink.prepare(Epoch(2), [late]), old.permit(2, [late])
         new = self.start(tmp_path)
         assert isinstance(new.sink, Claimable)
-        new.sink.claim()
+        before = new.sink.claimed()
+        assert before.partition(" ")[2] == "first"
+        new.sink.claim("second", expected=before)
+        assert new.sink.claimed().partition(" ")[2] == "second"
         with pytest.raises(FencedError):
             old.sink.commit(permit, [late], token)
         new.previous, new.through, new.generation = Epoch(1), BatchId(1), Generation(2)
@@ -311,8 +315,29 @@ class SinkBehaviour(SinkSuite):
                 old.sink.rewind(Epoch(1))
         assert self.ids(tmp_path) == [1, 3]
 
+    def test_of_two_starts_that_saw_the_same_claim_one_fails(self, tmp_path: Path) -> None:
+        """Two storages of one flow are started at once; both have found the sink as an earlier start left it."""
+        earlier = self.start(tmp_path)
+        if not isinstance(earlier.sink, Claimable):
+            pytest.skip("the sink declares that it cannot be claimed")
+        earlier.sink.claim("earlier", expected="")
+        one, other = self.start(tmp_path), self.start(tmp_path)
+        assert isinstance(one.sink, Claimable)
+        assert isinstance(other.sink, Claimable)
+        seen = one.sink.claimed()
+        assert other.sink.claimed() == seen
+        one.sink.claim("one", expected=seen)
+        with pytest.raises(FencedError):
+            other.sink.claim("other", expected=seen)
+        assert one.sink.claimed().partition(" ")[2] == "one"
+        # The loser has not disturbed the winner.
+        one.publish(1, 1, rows(1))
+        assert self.ids(tmp_path) == [1]
+
     def test_rows_of_another_schema_are_refused(self, tmp_path: Path) -> None:
-        self.start(tmp_path)
+        started = self.start(tmp_path)
+        if isinstance(started.sink, Claimable):  # some record their schema with the claim
+            started.sink.claim("", expected=started.sink.claimed())
         changed = pa.schema([pa.field("id", pa.string()), pa.field("name", pa.string())])
         with pytest.raises(SinkError, match="id"):
             self.make_sink(tmp_path).open(self.context(changed))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cutline.model.ids import Epoch, SinkId
+from cutline.model.history import Identity
+from cutline.model.ids import SinkId
+from cutline.protocol.history.histories import history_in, identities_of, takeovers_in
 from cutline.protocol.history.remote_claims import generation_to_take
 from cutline.testing.simulator.graphs import Graph
 from cutline.testing.simulator.settings import FlowSettings
@@ -31,9 +33,14 @@ class Site:
         self.bucket = Bucket() if settings.has_remote else None
         #: Why a start refused to go on, for good.
         self.refusal = ""
-        #: A copy of the flow's folder, and how far sinks had been rewound when it was made.
-        self._backup: tuple[Disk, dict[SinkId, Epoch]] | None = None
+        #: A copy of the flow's folder, and one of the bucket.
+        self._backup: Disk | None = None
+        self._bucket_backup: Bucket | None = None
+        #: Disks on which the flow ran once, or copies of one: each may be started again.
+        self._former: list[Disk] = []
+        self._flows: list[SimulatedFlow] = []
         self._tokens = 0
+        self._identities = 0
         self._hosts = 0
         self.flow: SimulatedFlow = self._new_host()
 
@@ -41,32 +48,106 @@ class Site:
         self._tokens += 1
         return f"{host}-{self._tokens}"
 
+    def new_identity(self) -> Identity:
+        self._identities += 1
+        return f"{self._identities:032x}"
+
     def _new_host(self) -> SimulatedFlow:
+        return self._host_of(self.new_disk())
+
+    def new_disk(self) -> Disk:
+        self._hosts += 1
+        return Disk(self.graph, f"host{self._hosts}")
+
+    def _host_of(self, disk: Disk) -> SimulatedFlow:
+        """A host runs the flow once at most: its lock sees to that."""
         from cutline.testing.simulator.processes.flow import SimulatedFlow
 
-        self._hosts += 1
-        return SimulatedFlow(self, Disk(self.graph, f"host{self._hosts}"))
+        for one in self._flows:
+            if one.disk is disk:
+                one.end("it is stopped, to be started anew")
+        self._flows = [one for one in self._flows if one.is_alive]
+        flow = SimulatedFlow(self, disk)
+        self._flows.append(flow)
+        return flow
 
     # ------------------------------------------------------------------ backups
 
     def back_up(self) -> None:
-        """A flow with a remote tier is restored from there; per-operator mode does not survive sinks that are ahead.
-
-        A copy without any checkpoint is as good as none: a start from it refuses to empty the sinks.
-        """
-        if self.bucket is None and not self.settings.is_per_operator and self.flow.live():
-            self._backup = (self.flow.disk.snapshot(), self._rewound())
+        """A copy without any checkpoint is as good as none: a start from it refuses to empty the sinks."""
+        if self.flow.live():
+            self._backup = self.flow.disk.snapshot()
             self.world.tell("person", "makes a backup")
+        if self.bucket is not None:
+            self._bucket_backup = self.bucket.snapshot()
 
     def restore_backup(self) -> bool:
-        """False: there is none that can be used. What a sink has rewound since then it cannot publish again."""
-        if self._backup is None or self._backup[1] != self._rewound():
+        """The flow's folder is lost, and a copy takes its place. False: there is none, or it is of no use."""
+        # In per-operator mode no checkpoint can be restored on request: the newest storage is needed.
+        if self._backup is None or self.settings.is_per_operator:
             return False
-        self.flow.restore_backup(self._backup[0])
+        self.flow.restore_backup(self._backup)
         return True
 
-    def _rewound(self) -> dict[SinkId, Epoch]:
-        return {name: target.ledger.rewound for name, target in self.sinks.items()}
+    def restore_bucket(self) -> bool:
+        """The bucket is lost, and a copy takes its place while the flow does not run."""
+        if self.bucket is None or self._bucket_backup is None or self.bucket.is_away:
+            return False
+        self.bucket.become(self._bucket_backup)
+        self.flow.restart_all("its bucket is restored from a backup")
+        return True
+
+    # ------------------------------------------------------------------ hosts that return
+
+    def copy_host(self) -> None:
+        """A person copies the flow's folder to another host; perhaps it is started there one day."""
+        if self.flow.live():
+            copy = self.flow.disk.snapshot()
+            self._hosts += 1
+            copy.name = f"copy{self._hosts}"
+            self._former.append(copy)
+            self.world.tell("person", "copies the folder", to=copy.name)
+
+    def return_host(self) -> bool:
+        """A host that ran the flow once, or has a copy, is started again; the present one stops, or does not know."""
+        if not self._former:
+            return False
+        disk = self._former.pop(self.world.rng.randrange(len(self._former)))
+        before = self.flow
+        before.is_replaced = True
+        self.world.tell("site", "sees a host return", host=disk.name, instead_of=before.disk.name)
+        if self.world.rng.random() < 0.5:
+            self.world.after(self.world.between(50, 1_500), lambda: before.end("it is switched off"))
+        else:
+            before.end("a person stops it")
+        self._former.append(before.disk)
+        self.flow = self._host_of(disk)
+        self.flow.begin()
+        return True
+
+    def start_elsewhere(self, refused: SimulatedFlow) -> bool:
+        """A person starts the flow from the storage that ran it last, as the refusal says. False: it is gone."""
+        newest = self._newest_storage()
+        if newest is None:
+            return False
+        refused.end("it was refused")
+        self._former.remove(newest)
+        self._former.append(refused.disk)
+        self.world.tell("person", "starts the flow where it ran last", host=newest.name)
+        self.flow = self._host_of(newest)
+        self.flow.begin()
+        return True
+
+    def _newest_storage(self) -> Disk | None:
+        """The one that knows the newest takeover of every sink, as far as any does."""
+        wanted = [takeovers[-1].identity for one in self.sinks.values() if (takeovers := takeovers_in(one.claimed()))]
+
+        def known(disk: Disk) -> tuple[int, int]:
+            identities = identities_of(disk.generations.values())
+            return sum(one in identities for one in wanted), disk.last_epoch
+
+        able = [disk for disk in self._former if wanted and known(disk)[0] == len(wanted)]
+        return max(able, key=known) if able else None
 
     # ------------------------------------------------------------------ faults
 
@@ -81,6 +162,8 @@ class Site:
             self.world.after(self.world.between(300, 2_500), lambda: lost.end("it is switched off"))
         else:
             lost.end("its host is lost")
+        if leaves_zombie or self.world.rng.random() < 0.5:
+            self._former.append(lost.disk)  # it was only out of reach
         self.flow.begin()
         return True
 
@@ -96,7 +179,9 @@ class Site:
         """A second start of the flow claims the sinks and what follows in the remote tier, and then is gone."""
         token = self.new_token("rival")
         for target in self.sinks.values():
-            target.claim(token)
+            # From the same storage: it has seen the same history.
+            before = target.claimed()
+            target.claim(token, history_in(before), expected=before)
         if self.bucket is not None and not self.bucket.is_away and self.world.rng.random() < 0.5:
             self.bucket.create_claim(generation_to_take(self.bucket.newest_generation()), token)
         self.world.tell("site", "sees a second start", token=token)

@@ -35,12 +35,26 @@ DELIBERATE = {
     "claim_lost": 1,
     "remote_away": 3,
     "sink_away": 3,
-    "backup_restored": 2,
+    "backup_restored": 3,
+    "bucket_restored": 4,
+    "host_returned": 3,
 }
 
 
 #: What people ask of a flow, one as often as the other.
-_REQUESTS = ("checkpoint", "aligned", "unaligned", "pin", "unpin", "pause", "savepoint", "backup", "collect", "collect")
+_REQUESTS = (
+    "checkpoint",
+    "aligned",
+    "unaligned",
+    "pin",
+    "unpin",
+    "pause",
+    "savepoint",
+    "backup",
+    "copy",
+    "collect",
+    "collect",
+)
 
 
 class People:
@@ -81,6 +95,8 @@ class People:
                     yield from self._savepoint(flow, coordinator)
                 case "backup":
                     self._site.back_up()
+                case "copy":
+                    self._site.copy_host()
                 case "collect":
                     yield from self._collect_remote(flow)
                 case "pause":
@@ -170,6 +186,10 @@ class Trouble:
                 return site.sink_leaves()
             case "backup_restored":
                 return site.restore_backup()
+            case "bucket_restored":
+                return site.restore_bucket()
+            case "host_returned":
+                return site.return_host()
             case "power_cut":
                 site.flow.power_cut()
                 return True

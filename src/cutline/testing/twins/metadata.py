@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 
 from cutline.errors import FencedError, InvariantViolation
+from cutline.model.history import Identity
 from cutline.model.ids import NO_EPOCH, Epoch, Generation, SinkId
 from cutline.ports.metadata import EpochOutcome, PendingRecord
 
@@ -22,6 +23,7 @@ class MemoryRecords:
         self.published: dict[SinkId, Epoch] = {}
         self.seen: dict[SinkId, Epoch] = {}
         self.recoveries: Counter[str] = Counter()
+        self.announced: set[Identity] = set()
 
 
 class MemoryMetadata:
@@ -101,6 +103,15 @@ class MemoryMetadata:
     def seen(self) -> dict[SinkId, Epoch]:
         with self._records.lock:
             return dict(self._records.seen)
+
+    def store_announced(self, identity: Identity) -> None:
+        with self._records.lock:
+            self.check_fence()
+            self._records.announced.add(identity)
+
+    def announced(self) -> frozenset[Identity]:
+        with self._records.lock:
+            return frozenset(self._records.announced)
 
     def count_recovery(self, path: str) -> None:
         with self._records.lock:

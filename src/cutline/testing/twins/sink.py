@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cutline.errors import FencedError
 from cutline.model.ids import NO_EPOCH, Epoch
 from cutline.model.staging import StagedBatch
 from cutline.ports.sinks import SinkContext, StageAttempt, Stager, StageWriter
@@ -31,8 +33,17 @@ class MemorySink:
         self.aborted: list[StagedBatch] = []
         self.commit_failures: list[Exception] = []
         self.prepare_failures: list[Exception] = []
+        self.newest_claim = ""
 
     def open(self, context: SinkContext) -> None: ...
+
+    def claimed(self) -> str:
+        return self.newest_claim
+
+    def claim(self, history: str, *, expected: str) -> None:
+        if self.newest_claim != expected:
+            raise FencedError("another start has taken the sink over meanwhile")
+        self.newest_claim = f"{secrets.token_hex(8)} {history}"
 
     def stager(self) -> Stager:
         return NoStager()

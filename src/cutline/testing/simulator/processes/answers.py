@@ -10,7 +10,9 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_EPOCH, START, BatchId, Epoch, OperatorId
 from cutline.protocol.history.evolution import Definition
+from cutline.protocol.history.histories import takeovers_in
 from cutline.protocol.history.lineage import lineage_of
+from cutline.protocol.publish.immediate import end_of
 from cutline.protocol.recovery.facts import (
     InputAhead,
     InputSince,
@@ -26,10 +28,12 @@ from cutline.protocol.recovery.facts import (
     NeedPublishedBefore,
     NeedRemote,
     NeedRemoteEpochs,
+    NeedRemoteHistory,
     NeedSegments,
     NeedSinkLimits,
     PublishedBefore,
     RecoveryFacts,
+    RemoteHistory,
     RemoteRecords,
     RestoreTo,
     SinkFacts,
@@ -75,6 +79,8 @@ def first_facts(flow: SimulatedFlow, target: Epoch | str | None) -> RecoveryFact
         last_epoch=disk.last_epoch,
         has_completed="completed" in disk.outcomes.values(),
         has_remote=flow.site.bucket is not None,
+        has_run=disk.has_run,
+        announced=frozenset(disk.announced),
     )
 
 
@@ -107,6 +113,9 @@ def sink_facts(flow: SimulatedFlow) -> tuple[SinkFacts, ...]:
             seen=flow.disk.seen.get(sink),
             highest=NO_EPOCH if target.is_immediate else target.ledger.highest,
             publish="at_once" if target.is_immediate else "checkpoint",
+            claim=target.claimed(),
+            takeovers=takeovers_in(target.claimed()),
+            newest_batch=target.ledger.published if target.is_immediate else NO_EPOCH,
         )
         for sink, target in flow.sinks.items()
     )
@@ -117,13 +126,17 @@ def sink_facts(flow: SimulatedFlow) -> tuple[SinkFacts, ...]:
 
 def is_required(need: NeedFacts) -> bool:
     """Whether a start waits for the remote tier to find this out."""
-    return need.is_required if isinstance(need, NeedFirstRemote) else not isinstance(need, NeedRemoteEpochs)
+    if isinstance(need, NeedFirstRemote | NeedRemoteHistory):
+        return need.is_required
+    return not isinstance(need, NeedRemoteEpochs)
 
 
 def unanswered(facts: RecoveryFacts, need: NeedFacts) -> RecoveryFacts:
     """The remote tier is away, and a start does not wait for it."""
     if isinstance(need, NeedFirstRemote):
         return replace(facts, first_remote=RemoteRecords(problem=_AWAY, stored=facts.stored))
+    if isinstance(need, NeedRemoteHistory):
+        return replace(facts, remote_history=RemoteHistory(problem=_AWAY))
     return replace(facts, remote_epochs=frozenset())
 
 
@@ -133,6 +146,8 @@ def answered(flow: SimulatedFlow, facts: RecoveryFacts, need: NeedFacts) -> Reco
     match need:
         case NeedSinkLimits():
             return replace(facts, sinks=sink_facts(flow))
+        case NeedRemoteHistory():
+            return replace(facts, remote_history=_remote_history(bucket))
         case NeedFirstRemote():
             return replace(facts, first_remote=_download_records(flow, bucket))
         case NeedRemote():
@@ -157,6 +172,13 @@ def answered(flow: SimulatedFlow, facts: RecoveryFacts, need: NeedFacts) -> Reco
             return replace(facts, has_entries=False)
         case _:
             assert_never(need)
+
+
+def _remote_history(bucket: Bucket | None) -> RemoteHistory:
+    if bucket is None:
+        return RemoteHistory(problem="there is no remote tier")
+    epochs = bucket.epochs()
+    return RemoteHistory(generations=tuple(bucket.generations()), newest_epoch=epochs[-1] if epochs else NO_EPOCH)
 
 
 def _noted(bucket: Bucket | None, epoch: Epoch) -> PublishedBefore:
@@ -228,6 +250,7 @@ def _live(
                 end=view.end,
                 last_batch=view.last_batch,
                 positions=view.positions,
+                place=end_of(view.entries),
             ),
             damage=(damage,) if damage else (),
             resumes_at=view.positions_after(spark.committed) if spark is not None else {},

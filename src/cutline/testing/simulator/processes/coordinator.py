@@ -13,6 +13,7 @@ from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId
 from cutline.protocol.checkpoint.per_operator import FlowCoordinator
 from cutline.protocol.checkpoint.setup import StoredPending
 from cutline.protocol.history.epochs import is_resumable
+from cutline.protocol.history.histories import identity_of
 from cutline.protocol.history.known_checkpoints import is_of_history
 from cutline.protocol.history.lineage import lineage_of
 from cutline.protocol.link import Endpoint, Envelope
@@ -81,6 +82,7 @@ class CoordinatorProcess:
         self._is_working = False
         self._armed_ms: int | None = None
         current = flow.current_generation()
+        self._history = identity_of(current)
         self.lineage = {name: lineage_of(spans) for name, spans in current.lineage.items()}
         self.answers: dict[str, AnswerRequest] = {}
         self.collector = Collector(self)
@@ -278,7 +280,15 @@ class CoordinatorProcess:
             self.world.counts["manifests_refused"] += 1
             return ManifestRefused(epoch=action.epoch, reason=problem)
         before = next((item for item in self.core.complete if item.epoch == action.previous_epoch), None)
-        manifest = build_manifest(FLOW, self.generation, action, self.lineage, before=before, completed_ms=self.now())
+        manifest = build_manifest(
+            FLOW,
+            self.generation,
+            action,
+            self.lineage,
+            before=before,
+            completed_ms=self.now(),
+            history=self._history,
+        )
         if self.flow.settings.is_remote_first and self._uploader is not None:
             self._uploader.first(
                 manifest, lambda there, why: self.post(Brought(action.epoch, there, why)), self.is_in_charge

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from cutline.model.generation import GenerationRecord
+from cutline.model.history import Identity
 from cutline.model.ids import NO_BATCH, NO_EPOCH, START, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.protocol.history.epochs import GenerationStart, is_resumable, lost_behind
 from cutline.protocol.history.known_checkpoints import generation_starts_of, of_present_history
@@ -47,6 +48,8 @@ class SimulatedFlow:
         #: Grows with each start of the whole flow; whatever was planned for an earlier one is void.
         self.attempt = 0
         self._zombies: list[OperatorProcess | CoordinatorProcess] = []
+        #: Generations that a start has found in the bucket and was not refused for.
+        self.known_there: frozenset[Identity] = frozenset()
         #: The highest epoch that anything had seen when the flow was started.
         self.highest_seen = NO_EPOCH
         self._lineages: tuple[GenerationRecord, dict[OperatorId, Lineage]] | None = None
@@ -331,6 +334,8 @@ class SimulatedFlow:
     def refused(self, refusal: Refusal, target: Epoch | str | None) -> None:
         """A start refuses to go on: only a person can help."""
         self.world.tell("flow", "refuses to start", why=refusal.what)
+        if refusal.kind == "other_history" and self._is_helped(refusal):
+            return
         if isinstance(target, int) and target in self.disk.only_records:
             # Its content was collected in the remote tier; nothing has been changed.
             self.world.counts["requests_refused"] += 1
@@ -342,6 +347,26 @@ class SimulatedFlow:
             self.world.counts["refusals"] += 1
             return
         raise Violation(f"the flow refuses to start: {refusal.what}")
+
+    def _is_helped(self, refusal: Refusal) -> bool:
+        """A person takes one of the ways out that the refusal names."""
+        self.world.counts["other_histories"] += 1
+        ways = self.world.rng.sample(["there", "rejoin", "restore"], 3)
+        for way in ways:
+            if way == "there" and self.site.start_elsewhere(self):
+                self.world.counts["started_elsewhere"] += 1
+                return True
+            if way == "rejoin" and refusal.can_rejoin:
+                self.world.counts["rejoined"] += 1
+                kept, self.disk = self.disk, self.site.new_disk()
+                self.disk.savepoints = kept.savepoints
+                self.restart_all("a person has it rejoin")
+                return True
+            if way == "restore" and refusal.restorable is not None:
+                self.world.counts["restored_on_refusal"] += 1
+                self.restart_all("a person gives up the other history", target=refusal.restorable)
+                return True
+        return False
 
     def end(self, why: str) -> None:
         """For good: another host runs the flow."""

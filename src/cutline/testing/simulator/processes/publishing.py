@@ -41,8 +41,11 @@ class SimulatedSink:
     def open(self, context: SinkContext) -> None:
         """It is open."""
 
-    def claim(self) -> None:
-        self.target.claim(self._token)
+    def claimed(self) -> str:
+        return self.target.claimed()
+
+    def claim(self, history: str, *, expected: str) -> None:
+        self.target.claim(self._token, history, expected=expected)
 
     def stager(self) -> Stager:
         raise AssertionError("rows are staged by the simulated query")

@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from cutline.model.generation import GenerationRecord
-from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, Position
-from cutline.protocol.history.known_checkpoints import highest_epoch
+from cutline.model.history import Takeover
+from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, Position, SinkId
+from cutline.protocol.history.histories import identities_of, with_takeover
+from cutline.protocol.history.known_checkpoints import epoch_in, highest_epoch
 from cutline.protocol.history.lineage import Lineage, lineage_of
 from cutline.protocol.history.remote_claims import generation_to_take
 from cutline.protocol.publish.immediate import generation_of
@@ -49,6 +51,8 @@ class Start:
         self._target = target
         self._attempt = flow.attempt
         self._token = flow.token
+        #: The claims of the sinks when the recovery path was chosen.
+        self._claims: dict[SinkId, str] = {}
 
     def run(self) -> Steps:
         try:
@@ -84,6 +88,7 @@ class Start:
             return
         bucket = self._bucket
         if bucket is not None and record.restored_epoch is not None:
+            disk.announced.add(record.identity)
             yield from self._patiently(lambda: enter(bucket, record, self._token))
             if self._is_void() or self._is_killed("after the remote tier was told"):
                 return
@@ -95,7 +100,7 @@ class Start:
         self._target = None
         if self._is_killed("right after its generation was recorded"):
             return
-        self._settle(plan)
+        self._settle(plan, record)
         if self._is_killed("after its sinks were settled"):
             return
         yield from self._number_epochs(plan)
@@ -139,10 +144,13 @@ class Start:
 
     def _plan(self) -> Generator[int, None, RestorePlan | Refusal | None]:
         facts: RecoveryFacts = answers.first_facts(self._flow, self._target)
+        self._claims = {one.sink: one.claim for one in facts.sinks}
         for _ in range(_MOST_QUESTIONS):
             decision = choose(facts)
             if isinstance(decision, Refusal):
                 return decision
+            if facts.remote_history is not None:
+                self._flow.known_there = identities_of(facts.remote_history.generations)
             if isinstance(decision, RestorePlan):
                 trial = self._tried_in_vain(decision)
                 if trial is None:
@@ -214,12 +222,21 @@ class Start:
 
     # ------------------------------------------------------------------ sinks and numbers
 
-    def _settle(self, plan: RestorePlan) -> None:
+    def _settle(self, plan: RestorePlan, record: GenerationRecord) -> None:
         """Undo what sinks published of a history that was given up, and record how far each one is."""
         flow, disk = self._flow, self._disk
         for target in flow.sinks.values():
+            takeover = Takeover(
+                generation=record.generation,
+                identity=record.identity,
+                epoch=plan.epoch or epoch_in(plan.manifests, target.operator),
+                started_ms=record.started_ms,
+                host=record.host,
+            )
             # Before it is asked how far it is: a process that was thought dead publishes nothing any more.
-            target.claim(self._token)
+            before = self._claims[target.sink]
+            if not target.claim(self._token, with_takeover(before, takeover), expected=before):
+                raise Fenced
         for facts in answers.sink_facts(flow):
             settled = sink_rules.settle(facts, plan.manifests, is_per_operator=flow.settings.is_per_operator)
             target = flow.sinks[facts.sink]

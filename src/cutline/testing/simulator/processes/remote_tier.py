@@ -13,7 +13,8 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import Epoch, Generation, OperatorId
 from cutline.model.remote import SinkProgress
-from cutline.protocol.history.remote_claims import Seal, claims_needed, is_replaced, is_won, judge_seal
+from cutline.protocol.history.histories import identities_of
+from cutline.protocol.history.remote_claims import Seal, claims_needed, has_diverged, is_replaced, is_won, judge_seal
 from cutline.protocol.history.remote_retention import kept_while_running, progress_of_kept, unreferenced
 from cutline.testing.simulator.storage.bucket import Bucket, Fenced, RemoteAway
 from cutline.testing.simulator.storage.checkpoints import EntryName, Name, content_names
@@ -45,6 +46,7 @@ class RemoteTier:
         #: Sent before its checkpoint, perhaps long ago, and protected by the record of this generation.
         self._early: set[Name] = set()
         self._early_in = Generation(0)
+        self._is_compared = False
 
     # ------------------------------------------------------------------ claims
 
@@ -55,7 +57,17 @@ class RemoteTier:
             if not claim(self._bucket, needed, self._token):
                 raise Fenced
         self.check_fence(generation)
+        self.check_history()
         return generation
+
+    def check_history(self) -> None:
+        """Once, before anything is written: the start may not have been able to ask."""
+        if self._is_compared:
+            return
+        known = identities_of(self._flow.disk.generations.values()) | self._flow.disk.announced | self._flow.known_there
+        if has_diverged(self._bucket.generations(), known, self._begun):
+            raise Fenced
+        self._is_compared = True
 
     def check_fence(self, generation: Generation) -> None:
         if is_replaced(generation, self._bucket.newest_generation()):

@@ -57,4 +57,6 @@ def record_of(
         inputs={name: list(inputs) for name, inputs in flow.graph.inputs.items()},
         schemas=dict.fromkeys(flow.graph.operators, ""),
         is_per_operator=flow.settings.is_per_operator,
+        identity=flow.site.new_identity(),
+        host=flow.disk.name,
     )

@@ -105,6 +105,7 @@ class Uploader:
     def _enter(self) -> None:
         """Said before anything else is written there: an older process that still copies stops at it."""
         if self._entered is not None:
+            self._tier.check_history()
             enter(self._bucket, self._entered, self._token)
             self._entered = None
 

@@ -39,6 +39,19 @@ class Bucket:
         #: Per generation: content that is uploaded before its checkpoint, and must not be collected.
         self._early: dict[Generation, frozenset[Name]] = {}
 
+    def snapshot(self) -> Bucket:
+        """A copy of everything in it, as a backup makes it."""
+        copy = Bucket()
+        copy.become(self)
+        return copy
+
+    def become(self, other: Bucket) -> None:
+        """Hold what the other one holds, and nothing else."""
+        self._claims, self._generations = dict(other._claims), dict(other._generations)
+        self._manifests, self._published = dict(other._manifests), dict(other._published)
+        self._records, self._recorded_ms = dict(other._records), dict(other._recorded_ms)
+        self._content, self._early = dict(other._content), dict(other._early)
+
     def _answer(self) -> None:
         if self.is_away:
             raise RemoteAway

@@ -13,6 +13,7 @@ from random import Random
 from cutline.model.checkpoint import Manifest, Tombstone
 from cutline.model.cut import BarrierTerms
 from cutline.model.generation import GenerationRecord
+from cutline.model.history import Identity
 from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
 from cutline.testing.simulator.graphs import Graph
 from cutline.testing.simulator.storage.checkpoints import Blob, Checkpoint, Record, RecordKey, Savepoint
@@ -46,6 +47,10 @@ class Disk:
         self.pins: set[Epoch] = set()
         #: Checkpoints that were downloaded without their content: they say what is to be published.
         self.only_records: set[Epoch] = set()
+        #: Generations that this host has announced in the bucket, entered or not.
+        self.announced: set[Identity] = set()
+        #: The flow has run on it; if not, it may hold a part of what was downloaded.
+        self.has_run = False
         #: A person's own; nothing collects them.
         self.savepoints: dict[str, Savepoint] = {}
 
@@ -86,6 +91,7 @@ class Disk:
         copy.pending, copy.outcomes = dict(self.pending), dict(self.outcomes)
         copy.published, copy.seen, copy.pins = dict(self.published), dict(self.seen), set(self.pins)
         copy.only_records, copy.savepoints = set(self.only_records), dict(self.savepoints)
+        copy.announced, copy.has_run = set(self.announced), self.has_run
         return copy
 
     # ------------------------------------------------------------------ syncing
@@ -198,4 +204,5 @@ class Disk:
         if any(one >= record.generation for one in self.generations):
             return False
         self.generations[record.generation] = record
+        self.has_run = True
         return True

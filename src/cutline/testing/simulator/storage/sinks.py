@@ -31,6 +31,8 @@ class SinkTarget:
         #: It takes no commits for a while.
         self.is_away = False
         self.ledger = SinkLedger(flow=FLOW, sink=sink)
+        #: Stored with the newest claim.
+        self._history = ""
         #: Output in the target that no commit has published. A commit moves it to where readers see it.
         self._staged: set[tuple[Generation, BatchId]] = set()
         #: Per published epoch, or batch of a sink that publishes immediately: its rows.
@@ -49,10 +51,17 @@ class SinkTarget:
 
     # ------------------------------------------------------------------ what the process that holds the claim does
 
-    def claim(self, token: str) -> None:
-        """Synced when it returns."""
+    def claimed(self) -> str:
+        return f"{self.ledger.claim} {self._history}" if self.ledger.claim else ""
+
+    def claim(self, token: str, history: str, *, expected: str) -> bool:
+        """False: another start was faster. Synced when it returns."""
+        if self.claimed() != expected:
+            return False
         self.sync()
         self.ledger = sink_ledger.claimed(self.ledger, token)
+        self._history = history
+        return True
 
     def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: str) -> Verdict:
         """Make rows visible if the ledger lets them; they are durable after ``sync``. Without rows nothing is left."""

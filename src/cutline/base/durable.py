@@ -38,6 +38,15 @@ def fsync_file(path: Path) -> None:
         os.close(handle)
 
 
+def sync_tree(folder: Path) -> None:
+    """Make a folder durable with all that is in it, and its name."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            fsync_file(Path(parent) / name)
+        fsync_dir(Path(parent))
+    fsync_dir(folder.parent)
+
+
 def _write_temp(target: Path, data: bytes, *, sync: bool) -> Path:
     temp = temporary_beside(target)
     handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)

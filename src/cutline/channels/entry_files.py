@@ -9,6 +9,8 @@ from cutline.model.entries import Entry
 from cutline.model.ids import Generation, Position
 
 KIND = "entry"
+#: How every entry ends, and what only a batch contains.
+_END, _BATCH = b"}}", b'"type":"data"'
 
 
 def entry_name(seq: Position) -> str:
@@ -45,3 +47,13 @@ def check_place(entry: Entry, path: object) -> Entry:
     place = f"g{entry.generation:06d}/{entry_name(entry.seq)}"
     records.check_identity(KIND, place, "/".join(str(path).split("/")[-2:]), path=path)
     return entry
+
+
+def may_be_torn_barrier(path: Path) -> bool:
+    """Whether an unreadable file may be a barrier that a power cut has torn: it lacks its end, or holds zeros.
+
+    A batch never looks like that: its content is synced before it has its name. An entry with another content in place
+    of its own is damaged, not torn.
+    """
+    data = path.read_bytes()
+    return (not data.endswith(_END) or b"\0" in data) and _BATCH not in data

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from cutline.base import durable
 from cutline.base.crashpoints import crashpoint
+from cutline.base.logs import get_logger
 from cutline.channels import entry_files as codec
 from cutline.channels.segment_store import SegmentStore
 from cutline.errors import DamagedRecordError, FencedError, InvariantViolation
@@ -22,6 +23,9 @@ from cutline.model.cut import InFlight
 from cutline.model.entries import BarrierEntry, DataEntry, Entry
 from cutline.model.ids import NO_BATCH, START, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.protocol.history.lineage import Lineage
+from cutline.protocol.history.log_end import Found, never_written_from
+
+log = get_logger(__name__)
 
 
 class Amount(NamedTuple):
@@ -75,29 +79,52 @@ class ChannelLog:
 
         ``is_reader``: nothing will be appended, and a missing folder is not created.
         """
-        log = cls(operator, folder, lineage)
-        log._opened_from = first
+        opened = cls(operator, folder, lineage)
+        opened._opened_from = first
         if not is_reader:
             durable.make_dir(codec.data_dir(folder))
-        for generation, begin, end in lineage.ranges():
-            if is_reader and not codec.generation_dir(folder, generation).is_dir():
-                continue
-            durable.make_dir(codec.generation_dir(folder, generation))
-            for seq in cls._sequence_numbers(codec.generation_dir(folder, generation)):
-                if max(first, begin) <= seq and (end is None or seq < end):
-                    entry = codec.load(codec.entry_path(folder, generation, seq))
-                    if (entry.generation, entry.seq) != (generation, seq):
-                        raise DamagedRecordError(
-                            f"the file of entry {seq} holds another entry", channel=operator, generation=generation
-                        )
-                    log._accept(entry)
-        last = log._entries[-1].seq + 1 if log._entries else START
+            for generation, _, _ in lineage.ranges():
+                durable.make_dir(codec.generation_dir(folder, generation))
+        opened._load(first)
+        last = opened._entries[-1].seq + 1 if opened._entries else START
         if last < lineage.spans[-1].start:
             # The next entry would take the position of an older generation's entry, and no reader would see it.
             raise DamagedRecordError(f"log ends at {last} instead of {lineage.spans[-1].start}", channel=operator)
         if not is_reader:
-            log._unsynced = log._left_unsynced()
-        return log
+            opened._unsynced = opened._left_unsynced()
+        return opened
+
+    def _load(self, first: Position) -> None:
+        """Read the visible entries from ``first`` on, without those that a power cut has torn at the end."""
+        found: list[tuple[Position, Entry | DamagedRecordError]] = []
+        for generation, begin, end in self.lineage.ranges():
+            for seq in self._sequence_numbers(codec.generation_dir(self.folder, generation)):
+                if max(first, begin) <= seq and (end is None or seq < end):
+                    found.append((seq, self._loaded(generation, seq)))
+        kinds = [(seq, _kind(entry)) for seq, entry in found]
+        never_written = never_written_from(kinds, self.lineage.spans[-1].start)
+        for seq, entry in found:
+            if never_written is not None and seq >= never_written:
+                log.warning("torn_barriers_ignored", channel=self.operator, first=never_written, last=found[-1][0])
+                return
+            if isinstance(entry, DamagedRecordError):
+                raise entry
+            self._accept(entry)
+
+    def _loaded(self, generation: Generation, seq: Position) -> Entry | DamagedRecordError:
+        """The entry in a file; an error if it may be a torn barrier. Raises DamagedRecordError for any other damage."""
+        path = codec.entry_path(self.folder, generation, seq)
+        try:
+            entry = codec.load(path)
+        except DamagedRecordError as error:
+            if codec.may_be_torn_barrier(path):
+                return error
+            raise
+        if (entry.generation, entry.seq) != (generation, seq):
+            raise DamagedRecordError(
+                f"the file of entry {seq} holds another entry", channel=self.operator, generation=generation
+            )
+        return entry
 
     def _left_unsynced(self) -> list[Path]:
         """What a process that died may have left visible but not durable: the newest batch, and the barriers after it.
@@ -113,9 +140,13 @@ class ChannelLog:
 
     @staticmethod
     def _sequence_numbers(folder: Path) -> list[Position]:
-        return sorted(
-            Position(int(name.removesuffix(".json"))) for name in os.listdir(folder) if not durable.is_temporary(name)
-        )
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(
+                Position(int(name.removesuffix(".json")))
+                for name in os.listdir(folder)
+                if not durable.is_temporary(name)
+            )
+        return []
 
     def _accept(self, entry: Entry) -> None:
         problem = self._gap_before(entry)
@@ -371,3 +402,9 @@ class ChannelLog:
             path.unlink(missing_ok=True)
         referenced.update(path.name for path in held if path.parent == codec.data_dir(self.folder))
         return len(doomed) + (self.segments.collect(referenced) if self.is_whole else 0)
+
+
+def _kind(found: Entry | DamagedRecordError) -> Found:
+    if isinstance(found, DamagedRecordError):
+        return Found.TORN
+    return Found.BATCH if isinstance(found, DataEntry) else Found.BARRIER

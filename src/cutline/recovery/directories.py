@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cutline.base import durable
 from cutline.channels.log import ChannelLog
 from cutline.errors import DamagedRecordError
 from cutline.model.checkpoint import Manifest, OperatorRecord
@@ -93,6 +94,8 @@ class Restorer:
             query_dirs.begin_as_before(folder, live)
         if self.may_lose_input and not record.positions:
             query_dirs.skip_lost_input(folder, live or folder)
+        # The generation's record will say that the operator runs there.
+        durable.sync_tree(folder)
 
     def forked_channel(self, manifest: Manifest, name: OperatorId) -> ChannelLog:
         """A log up to its barrier that continues in the new generation, with the data in flight checked."""
@@ -110,6 +113,7 @@ class Restorer:
             raise DamagedRecordError(f"log ends at {channel.end}, barrier is at {cut.barrier}", channel=name)
         if channel.start > first:
             raise DamagedRecordError(f"log begins at {channel.start}, needed from {first}", channel=name)
+        channel.sync_barriers()
         for entry in channel.data_entries(first, cut.barrier):
             check_segments(channel, entry, flow=manifest.flow)
         return channel

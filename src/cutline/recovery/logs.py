@@ -79,4 +79,8 @@ def ensure(channel: ChannelLog, segment: Segment, *, deep: bool, flow: FlowName)
 def continued(channels: Mapping[OperatorId, ChannelLog], generation: Generation) -> dict[OperatorId, ChannelLog]:
     """The logs, forked at their ends: nothing is given up, and no reader sees what an old process still writes."""
     lineages = {name: old.lineage.fork(generation, old.end) for name, old in channels.items()}
-    return {name: ChannelLog.open(name, old.folder, lineages[name]) for name, old in channels.items()}
+    opened = {name: ChannelLog.open(name, old.folder, lineages[name]) for name, old in channels.items()}
+    for channel in opened.values():
+        # The generation's record will say that the log goes on after these entries, and their writer may have died.
+        channel.sync_barriers()
+    return opened

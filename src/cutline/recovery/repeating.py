@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from cutline.base import durable
 from cutline.base.logs import get_logger
 from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError, DamagedRecordError
@@ -46,6 +47,7 @@ def build_alone(flow: FlowAtRest, operator: OperatorId, manifest: Manifest | Non
     for entry in repeated if not flow.plans[operator].is_stateful else ():
         flow.query_dirs.put_plan(folder, entry.batch, entry.plan)
         flow.query_dirs.commit_plan(folder, entry.batch)
+    durable.sync_tree(folder)
 
 
 def build_each_alone(flow: FlowAtRest, plan: RestorePlan, logs: Logs, generation: Generation) -> Trial | None:

@@ -167,8 +167,8 @@ def damage_empty(path: Path) -> None:
 @pytest.mark.parametrize("damage", [damage_flip, damage_cut, damage_empty])
 def test_a_damaged_entry_is_found(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     log = open_log(tmp_path)
-    append_batch(log)
-    append_batch(log)
+    for _ in range(3):
+        append_batch(log)
     damage(path_of(log, 1))
     with pytest.raises(DamagedRecordError):
         open_log(tmp_path)

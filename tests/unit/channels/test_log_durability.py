@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from cutline.base import durable
 from cutline.channels import entry_files as codec
+from cutline.channels.log import ChannelLog
 from cutline.errors import DamagedRecordError, InvariantViolation
 from cutline.model.ids import BatchId, Generation, Position
 from tests.support.channels import append_barrier, append_batch, open_log
@@ -111,3 +112,53 @@ def test_a_power_cut_brings_no_older_entry_back_without_its_follower(
     monkeypatch.setattr(durable, "fsync_dir", synced_folder)
     log.truncate(Position(5))
     assert steps == [".json"] * 3 + ["g000001"] + [".json"] * 2 + ["g000002"] + [".arrow"] * 5
+
+
+def torn(log: ChannelLog, seq: int, content: bytes = b"") -> None:
+    codec.entry_path(log.folder, log.lineage.owner(Position(seq)), Position(seq)).write_bytes(content)
+
+
+@pytest.mark.parametrize("kept", [0, 40, 90, 160])
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_barrier_that_a_power_cut_has_torn_was_never_written(tmp_path: Path, kept: int, filled: bool) -> None:
+    """On ext4 another file's sync leaves it with its name and 0 bytes; others leave zeros."""
+    log = open_log(tmp_path)
+    batch = append_batch(log)
+    barrier = codec.encode(append_barrier(log, 1))
+    append_barrier(log, 2)
+    torn(log, 1, barrier[:kept] + bytes(len(barrier) - kept if filled else 0))
+    again = open_log(tmp_path)
+    assert again.entries() == [batch]
+    assert again.end == 1
+    continued = open_log(tmp_path, (2, again.end))
+    assert append_batch(continued).seq == 1
+    assert [entry.seq for entry in open_log(tmp_path, (2, 1)).entries()] == [0, 1]
+
+
+def test_a_torn_barrier_is_damage_if_something_rests_on_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_batch(log)
+    append_barrier(log, 1)
+    append_batch(log)
+    torn(log, 1)
+    with pytest.raises(DamagedRecordError):
+        open_log(tmp_path)
+
+
+def test_a_torn_barrier_is_damage_if_the_log_was_forked_behind_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_batch(log)
+    append_barrier(log, 1)
+    torn(log, 1)
+    with pytest.raises(DamagedRecordError):
+        open_log(tmp_path, (2, 2))
+
+
+def test_a_batch_whose_bytes_are_wrong_is_damage_even_at_the_end(tmp_path: Path) -> None:
+    """No power cut leaves it so: its content is synced before it has its name."""
+    log = open_log(tmp_path)
+    content = codec.encode(append_batch(log))
+    for wrong in (content[:-4], content.replace(b'"rows":1', b'"rows":2'), content[:200]):
+        torn(log, 0, wrong)
+        with pytest.raises(DamagedRecordError):
+            open_log(tmp_path)

@@ -6,6 +6,7 @@ older ones wrongly: a rewind based on it could restore the wrong version.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,16 @@ import msgspec
 
 from cutline.base.decoding import decoder_of
 from cutline.base.durable import fsync_dir, fsync_file
+from cutline.base.logs import get_logger
 from cutline.errors import InvariantViolation, SinkError
 from cutline.model.ids import Epoch
+
+_log = get_logger(__name__)
 
 _APP_PREFIX = "cutline"
 #: The key of a Mark in a commit's commitInfo.
 MARK_KEY = "cutline"
+_VERSION = re.compile(r"\d{20}\.json")
 #: Actions that leave the rows and the schema as they are.
 _HARMLESS = frozenset({"commitInfo", "txn"})
 
@@ -183,9 +188,68 @@ class DeltaLog:
             fsync_file(pointer)
         fsync_dir(self.folder)
 
+    def remove_torn_end(self) -> None:
+        """Remove the newest versions and the newest checkpoint as far as a power cut has torn them.
+
+        deltalake names a file before it is synced. Nothing rests on such a version: this sink syncs a version before
+        its epoch counts as published. It must go, because no reader can read the table as long as it is there.
+        """
+        if not self.folder.is_dir():
+            return
+        removed = []
+        names = sorted(path for path in self.folder.iterdir() if _VERSION.fullmatch(path.name))
+        for path in reversed(names):
+            if not _is_torn(path.read_bytes()):
+                break
+            removed.append(path)
+        checkpoints: dict[str, list[Path]] = {}
+        for path in self.folder.glob("*.checkpoint*"):
+            checkpoints.setdefault(path.name.partition(".")[0], []).append(path)
+        newest = checkpoints[max(checkpoints)] if checkpoints else []
+        pointer = self.folder / "_last_checkpoint"
+        if any(_is_torn_checkpoint(path) for path in newest):
+            removed += newest
+        if pointer.exists() and (set(newest) & set(removed) or _is_torn(pointer.read_bytes())):
+            removed.append(pointer)  # readers list the folder instead
+        for path in removed:
+            _log.warning("torn_delta_file_removed", path=str(path))
+            path.unlink(missing_ok=True)
+        if removed:
+            fsync_dir(self.folder)
+
     def file_of(self, version: int) -> Path:
         """The file whose existence makes the version."""
         return self.folder / f"{version:020}.json"
+
+
+def _is_torn(content: bytes) -> bool:
+    """Whether a file of JSON lines is not as it was written."""
+    try:
+        actions: list[dict[str, Any]] = [msgspec.json.decode(line) for line in content.splitlines()]
+        if not actions or not all(isinstance(action, dict) for action in actions):
+            return True
+        infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
+        found: Any = next((info.get(MARK_KEY) for info in infos), None)
+        mark = _mark(found) if found is not None else None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return True
+    # deltalake writes the mark first and the sink's epoch after the files: without it, the end is missing.
+    versions = {txn["appId"]: txn["version"] for action in actions if (txn := action.get("txn"))}
+    return mark is not None and versions.get(mark.app) != mark.after
+
+
+def _is_torn_checkpoint(path: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.suffix != ".parquet":
+        return _is_torn(path.read_bytes())
+    try:
+        with open(path, "rb") as file:
+            pq.ParquetFile(file).read()
+    except (pa.ArrowException, OSError):
+        return True
+    return False
 
 
 def _moves_rows_only(action: dict[str, Any]) -> bool:

@@ -85,6 +85,7 @@ class Delta:
             raise SinkError("; ".join(wrong), next_step="name other columns as key=[…]", path=self.path)
         self._opened.enter(context)
         self._view.invalidate()
+        self._view.log.remove_torn_end()
         if not DeltaTable.is_deltatable(str(self.path)):
             self._create()
         table = self._view.refresh()

@@ -341,11 +341,6 @@ class SimulatedFlow:
             self.world.counts["requests_refused"] += 1
             self.restart_all("a person starts it without the request")
             return
-        if self.settings.is_per_operator and self.world.faults["power_cut"]:
-            # A barrier that a power cut has torn damages the log, and in per-operator mode logs must be whole.
-            self.site.refusal = refusal.what
-            self.world.counts["refusals"] += 1
-            return
         raise Violation(f"the flow refuses to start: {refusal.what}")
 
     def _is_helped(self, refusal: Refusal) -> bool:

@@ -32,7 +32,8 @@ def place_snapshot(disk: Disk, checkpoint: Checkpoint | None, operator: Operator
 
 
 def gone_on(disk: Disk, operator: OperatorId, lineage: Lineage, generation: Generation) -> Lineage:
-    """The lineage of a log that goes on at its end."""
+    """The lineage of a log that goes on at its end, which is synced first: the generation's record will rest on it."""
+    disk.logs[operator].sync_end(lineage)
     return lineage.fork(generation, disk.logs[operator].view(lineage).end)
 
 

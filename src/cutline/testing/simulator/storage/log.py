@@ -7,6 +7,7 @@ from random import Random
 from cutline.model.entries import BarrierEntry, DataEntry
 from cutline.model.ids import START, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.protocol.history.lineage import Lineage
+from cutline.protocol.history.log_end import Found, never_written_from
 
 #: Rows of one path, numbered without a gap: (path, first, count).
 Rows = tuple[tuple[int, int, int], ...]
@@ -86,7 +87,7 @@ class Log:
         self._views: dict[object, View] = {}
         #: Visible, and not certain to survive a power cut.
         self._unsynced: dict[tuple[Generation, Position], Entry] = {}
-        #: Half there since a power cut: opening the log finds the damage.
+        #: Half there since a power cut.
         self._torn: set[tuple[Generation, Position]] = set()
         #: Deleted, and not certain to be gone after a power cut; ascending.
         self._deleted: list[tuple[Generation, Entry]] = []
@@ -118,17 +119,28 @@ class Log:
 
     def damage(self, lineage: Lineage, first: Position = START) -> str | None:
         """What keeps a process from opening the log from ``first`` on; None if nothing does."""
-        begin = max(first, self.start)
-        end = begin
-        while self._at(lineage, end) is not None:
-            end = Position(end + 1)
+        found: list[tuple[Position, Found]] = []
         for generation, low, high in lineage.ranges():
-            own = self._entries.get(generation, {})
-            if any(max(low, end) <= seq and (high is None or seq < high) for seq in own):
+            begin = max(first, self.start, low)
+            own = sorted(
+                seq for seq in self._entries.get(generation, {}) if begin <= seq and (high is None or seq < high)
+            )
+            found += [(seq, self._kind(generation, seq)) for seq in own]
+        never_written = never_written_from(found, lineage.spans[-1].start)
+        standing = [(seq, kind) for seq, kind in found if never_written is None or seq < never_written]
+        end = max(first, self.start)
+        for seq, kind in standing:
+            if seq != end or kind is Found.TORN:
                 return f"the log has a hole or a torn entry at {end}"
+            end = Position(seq + 1)
         if end < lineage.spans[-1].start:
             return f"the log ends at {end} instead of {lineage.spans[-1].start}"
         return None
+
+    def _kind(self, generation: Generation, seq: Position) -> Found:
+        if (generation, seq) in self._torn:
+            return Found.TORN
+        return Found.BATCH if isinstance(self._entries[generation][seq], Data) else Found.BARRIER
 
     def invisible(self, lineage: Lineage) -> list[Entry]:
         """Entries the lineage does not reach: of zombies, or given up by a restore."""
@@ -166,6 +178,13 @@ class Log:
 
     def sync(self, entry: Entry) -> None:
         self._unsynced.pop((entry.generation, entry.seq), None)
+
+    def sync_end(self, lineage: Lineage) -> None:
+        """The newest batch and the barriers after it: a process that died may not have synced them."""
+        for entry in reversed(self.view(lineage).entries):
+            self.sync(entry)
+            if isinstance(entry, Data):
+                return
 
     def put(self, entry: Entry) -> None:
         """As a download does: synced, whatever was there."""

@@ -24,7 +24,7 @@ from cutline.protocol.messages.coordinator import CheckpointOptions
 from cutline.runtime import launch
 from cutline.runtime.launch import current_request
 from tests.support.spark_dirs import SparkDir
-from tests.support.sparkless import LONG_SECONDS, FolderSink, HandDrivenEngine, Row, _Batch
+from tests.support.sparkless import LONG_SECONDS, FolderSink, HandDrivenBatch, HandDrivenEngine, Row
 
 #: Operator → what it reads.
 Edges = Mapping[str, tuple[str, ...]]
@@ -97,7 +97,7 @@ class ChangingFlow:
                 return False
             spark.plan(batch, positions)
         rows, state = self._compute(name, spark, batch, positions)
-        self.operators[name].handle_batch(_Batch(batch, positions, rows, 0))
+        self.operators[name].handle_batch(HandDrivenBatch(batch, positions, rows, 0))
         spark.commit(batch, state=state)
         return True
 

@@ -34,6 +34,7 @@ from cutline.model.status import RemoteStatus
 from cutline.objects import open_store
 from cutline.ports.engine import SegmentPlace, StagedTask, StageJob
 from cutline.ports.executors import Executors
+from cutline.ports.sinks import Sink
 from cutline.protocol.messages.coordinator import CheckpointOptions
 from cutline.protocol.publish.commit import CommitPermit
 from cutline.runtime import launch
@@ -96,7 +97,7 @@ class FolderSink(MemorySink):
         return [row for path in sorted(self.folder.glob("*.json")) for row in json.loads(path.read_bytes())]
 
 
-class _Batch:
+class HandDrivenBatch:
     """A planned batch whose rows are known."""
 
     def __init__(self, batch: int, positions: dict[str, int], rows: list[Row], watermark_ms: int) -> None:
@@ -143,6 +144,9 @@ class HandDrivenEngine(MemoryEngine):
 class SparklessFlow:
     """Started anew by every instance; what an earlier one left in the folder is taken up."""
 
+    engine_type: type[HandDrivenEngine] = HandDrivenEngine
+    batch_type: type[HandDrivenBatch] = HandDrivenBatch
+
     def __init__(
         self,
         storage: Path,
@@ -169,9 +173,10 @@ class SparklessFlow:
         flow = Flow("counting")
         flow.operator("numbers", **own.get(NUMBERS, {}))(_unused)
         flow.operator("totals", inputs=["numbers"], subtasks=1, **own.get(TOTALS, {}))(_unused)
-        flow.sink("totals", self.sink, name="table", on_rollback=on_rollback, publish=publish)
+        for name, sink in self.sinks(storage).items():
+            flow.sink("totals", sink, name=name, on_rollback=on_rollback, publish=publish)
         self.graph = flow.graph()
-        self.engine = HandDrivenEngine(self.graph)
+        self.engine = self.engine_type(self.graph)
         check_options(self.options, flow=self.graph.flow, own=self.graph.own_options(self.options))
         self.run = launch.run_on(
             self.engine,
@@ -196,6 +201,9 @@ class SparklessFlow:
             spark = SparkDir(self.spark_dir(operator), subtasks=1)
             if spark.planned(spark.committed + 1) is not None:
                 self.step(operator)
+
+    def sinks(self, storage: Path) -> dict[str, Sink]:
+        return {"table": self.sink}
 
     def stop(self) -> None:
         self.run.stop()
@@ -232,7 +240,7 @@ class SparklessFlow:
             spark.plan(batch, positions)
         rows, state = self._compute(operator, spark, batch, positions)
         try:
-            self.operators[operator].handle_batch(_Batch(batch, positions, rows, self.watermark_ms))
+            self.operators[operator].handle_batch(self.batch_type(batch, positions, rows, self.watermark_ms))
         except StopAtBoundary:
             if not self.operators[operator].replay.is_plan_wrong():
                 raise
@@ -265,10 +273,13 @@ class SparklessFlow:
         rows: list[Row] = []
         for entry in log.data_entries(Position(first), Position(positions[NUMBERS])):
             for segment in entry.segments:
-                for number, _ in json.loads(_content(log.segments.place, segment.name)):
+                for number in self.numbers_in(log.segments.place, segment.name):
                     seen += 1
                     rows.append([number, seen])
         return rows, f"{positions[NUMBERS]}:{seen}"
+
+    def numbers_in(self, place: SegmentPlace, name: str) -> list[int]:
+        return [number for number, _ in json.loads(_content(place, name))]
 
     def emit(self, count: int) -> None:
         """``numbers`` runs so many batches, ``totals`` follows."""

@@ -1,0 +1,282 @@
+"""The flow whose disk is recorded: real channels, segments and sinks; only Spark's queries are steps of the test.
+
+``python -m tests.support.power.living <folder> <story> <life>`` runs one life of a story; see ``LIVES``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+
+import cutline
+import cutline.connectors.delta.maintenance
+from cutline.channels.segments import SegmentWriter, read_segment
+from cutline.errors import CheckpointFailedError
+from cutline.model.entries import Segment
+from cutline.model.ids import OperatorId
+from cutline.model.plan import OperatorPlan
+from cutline.ports.engine import SegmentPlace, StagedTask, StageJob
+from cutline.ports.sinks import Sink, StageAttempt
+from cutline.sinks import Delta, Parquet, SQLite
+from tests.support.power.recording import KILLED, NOTES, SITE
+from tests.support.spark_dirs import SparkDir
+from tests.support.sparkless import NUMBERS, TOTALS, HandDrivenBatch, HandDrivenEngine, Row, SparklessFlow
+
+SCHEMA = pa.schema([pa.field("number", pa.int64(), nullable=False), pa.field("seen", pa.int64(), nullable=False)])
+SOURCE = os.path.dirname(cutline.__file__)
+
+#: How the recorded flows differ: options, and what their sinks do.
+MODES: dict[str, dict[str, Any]] = {
+    "aligned": {"mode": "aligned"},
+    "unaligned": {"mode": "unaligned", "max_concurrent_checkpoints": 2},
+    "per-operator": {"mode": "per-operator"},
+    "at-once-rewind": {"mode": "unaligned", "publish": "at_once", "on_rollback": "rewind"},
+    "at-once-keep": {"mode": "unaligned", "publish": "at_once", "on_rollback": "keep"},
+}
+
+
+class _StagedBatch(HandDrivenBatch):
+    """Staged as executors do it, see ``cutline.spark.executor_staging``."""
+
+    def stage(self, job: StageJob) -> list[StagedTask]:
+        attempt = os.urandom(6).hex()
+        named = StageAttempt(
+            flow=job.flow,
+            operator=job.operator,
+            generation=job.generation,
+            batch=job.batch,
+            partition=0,
+            attempt=attempt,
+        )
+        name = f"g{job.generation:06d}-b{job.batch:08d}-p0000-{attempt}.arrow"
+        segment = SegmentWriter(job.segments, name) if job.segments is not None else None
+        writers = {sink: stager.open(named) for sink, stager in job.stagers.items()}
+        rows = pa.RecordBatch.from_pylist([{"number": one, "seen": seen} for one, seen in self._rows], schema=SCHEMA)
+        if segment is not None:
+            segment.write(rows)
+        for writer in writers.values():
+            writer.write(rows)
+        described = segment.close() if segment is not None else None
+        return [
+            StagedTask(
+                rows=len(self._rows),
+                segment=Segment(**described) if described else None,
+                pieces={sink: writer.close() for sink, writer in writers.items()},
+            )
+        ]
+
+
+class _Engine(HandDrivenEngine):
+    def plan(self) -> dict[OperatorId, OperatorPlan]:
+        schema = SCHEMA.serialize().to_pybytes()
+        return {
+            name: OperatorPlan(operator=name, subtasks=1, is_stateful=True, schema_ipc=schema)
+            for name in self._graph.names
+        }
+
+
+class RealSinksFlow(SparklessFlow):
+    """The counting flow with a Parquet, a Delta and a SQLite sink, and a remote tier in a folder."""
+
+    engine_type = _Engine
+    batch_type = _StagedBatch
+
+    def sinks(self, storage: Path) -> dict[str, Sink]:
+        return {
+            "files": Parquet(storage / "files"),
+            "lake": Delta(storage / "lake"),
+            "base": SQLite(storage / "base" / "base.sqlite", "totals"),
+        }
+
+    def numbers_in(self, place: SegmentPlace, name: str) -> list[int]:
+        return [number for batch in read_segment(place, name) for number in batch.column("number").to_pylist()]
+
+    def run_planned(self) -> None:
+        """Run what Spark has planned or the log remembers, as queries do when they start."""
+        for operator in self.graph.names:
+            for _ in range(200):
+                if (
+                    SparkDir(self.spark_dir(operator), subtasks=1).committed
+                    >= self.operators[operator].channel.last_batch
+                ):
+                    break
+                self.step(operator)
+
+
+def published(storage: Path) -> dict[str, list[Row]]:
+    """What readers of each sink see, sorted."""
+    found: dict[str, list[dict[str, Any]]] = {"files": [], "lake": [], "base": []}
+    if (storage / "files").exists():
+        found["files"] = ds.dataset(storage / "files", format="parquet", schema=SCHEMA).to_table().to_pylist()
+    if DeltaTable.is_deltatable(str(storage / "lake")):
+        found["lake"] = pa.table(DeltaTable(storage / "lake").to_pyarrow_table()).to_pylist()
+    if (storage / "base/base.sqlite").exists():
+        with contextlib.closing(sqlite3.connect(storage / "base/base.sqlite")) as db:
+            names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name = 'totals'")]
+            rows = db.execute("SELECT number, seen FROM totals").fetchall() if names else []
+        found["base"] = [{"number": number, "seen": seen} for number, seen in rows]
+    return {name: sorted([row["number"], row["seen"]] for row in rows) for name, rows in found.items()}
+
+
+def settings_of(storage: Path, mode: str) -> dict[str, Any]:
+    settings = {"retain_checkpoints": 1, "channel_capacity_entries": 1_000, **MODES[mode]}
+    if settings["mode"] != "per-operator":
+        settings["remote"] = str(storage / "remote")
+    return settings
+
+
+# ---------------------------------------------------------------------- the lives
+
+
+class Life:
+    """One process of a story. Every life of a story has its own random choices."""
+
+    def __init__(self, storage: Path, mode: str, seed: int, say: Callable[[str], None]) -> None:
+        self.storage = storage
+        self.mode = mode
+        self.chance = random.Random(seed)
+        self.say = say
+
+    def start(self) -> RealSinksFlow:
+        flow = RealSinksFlow(self.storage, **settings_of(self.storage, self.mode))
+        flow.run_planned()
+        self.say(f"recovered {flow.recovered.path}")
+        return flow
+
+    def checkpoint(self, flow: RealSinksFlow) -> None:
+        flow.checkpoint(aligned=self.mode == "aligned")
+        flow.wait(flow.coordinator.is_settled)
+        rows = min(len({number for number, _ in rows}) for rows in published(self.storage).values())
+        self.say(f"published {rows}")
+
+    def random_steps(self, flow: RealSinksFlow, count: int) -> None:
+        asked = []
+        for _ in range(count):
+            match self.chance.choice(["number", "number", "count", "count", "ask", "publish"]):
+                case "number":
+                    flow.step(NUMBERS)
+                case "count":
+                    flow.step(TOTALS)
+                case "ask":
+                    asked.append(flow.request(aligned=self.mode == "aligned"))
+                case _:
+                    self.checkpoint(flow)
+        for future in asked:
+            flow.wait(lambda future=future: future.done() or (not flow.step(TOTALS) and future.done()))  # type: ignore[misc]
+            with contextlib.suppress(CheckpointFailedError):  # subsumed by a later one
+                future.result(0)
+
+    def die(self, flow: RealSinksFlow) -> None:
+        """In the middle of a checkpoint whose barrier waits for Spark."""
+        flow.step(NUMBERS)
+        flow.wait(lambda: flow.step(TOTALS, commit=False))
+        flow.request(aligned=self.mode == "aligned")
+        flow.wait(lambda: flow.operators[NUMBERS].channel.barriers() != [])
+        os._exit(KILLED)
+
+    def first(self) -> None:
+        """It runs, with checkpoints, collection, copies and a savepoint, until it is killed."""
+        flow = self.start()
+        self.random_steps(flow, 12)
+        self.checkpoint(flow)
+        if self.mode != "per-operator":
+            self.save(flow)
+        self.random_steps(flow, 6)
+        self.die(flow)
+
+    def save(self, flow: RealSinksFlow) -> None:
+        flow.emit(1)
+        flow.run.savepoint("kept", drain=False)
+        self.say("saved kept")
+
+    def second(self) -> None:
+        """It continues after the kill, and ends in order."""
+        flow = self.start()
+        self.random_steps(flow, 6)
+        self.checkpoint(flow)
+        flow.emit(1)
+        flow.stop()
+
+    def third(self) -> None:
+        """The directory of an operator is lost: it is restored, and runs on until it is killed."""
+        self.lose("storage/counting/spark/totals")
+        flow = self.start()
+        self.random_steps(flow, 6)
+        self.checkpoint(flow)
+        self.die(flow)
+
+    def lose(self, name: str) -> None:
+        """In one step: what a half-deleted folder does is not asked here."""
+        self.say(f"lost {name}")
+        os.rename(self.storage / name, self.storage / f"lost-{Path(name).name}")
+
+    def fourth(self) -> None:
+        """The whole folder is lost: the flow comes back from the remote tier."""
+        if self.mode == "per-operator":
+            return
+        self.lose("storage")
+        flow = self.start()
+        self.random_steps(flow, 6)
+        self.checkpoint(flow)
+        flow.stop()
+
+
+LIVES = ("first", "second", "third", "fourth")
+
+
+def _note(text: str) -> None:
+    os.write(_notes(), text.encode())
+
+
+_descriptor: list[int] = []
+
+
+def _notes() -> int:
+    if not _descriptor:
+        _descriptor.append(os.open(NOTES, os.O_WRONLY))
+    return _descriptor[0]
+
+
+def _name_syncs() -> None:
+    """Every sync is preceded by a note that names the calls in the source which led to it."""
+    sync = os.fsync
+
+    def noted(fd: Any) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        found: list[str] = []
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if path.startswith(SOURCE):
+                found.append(f"{path[len(SOURCE) + 1 :]}:{frame.f_lineno}")
+            frame = frame.f_back
+        _note(SITE + " ".join(reversed(found)))
+        sync(fd)
+
+    os.fsync = noted
+
+
+def condense_often() -> None:
+    """Delta's log gets its checkpoints after some hundred versions; a story has about twenty."""
+    cutline.connectors.delta.maintenance.CHECKPOINT_INTERVAL = 4
+
+
+def main(storage: Path, mode: str, seed: int, life: str) -> None:
+    _name_syncs()
+    _notes()
+    condense_often()
+    getattr(Life(storage, mode, seed, _note), life)()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -38,13 +38,34 @@ def fsync_file(path: Path) -> None:
         os.close(handle)
 
 
+def settle_dir(path: Path, *, depth: int = 0) -> None:
+    """``make_dir``, and make the names of folders durable that a process may have made and not synced before it died.
+
+    These are the folder itself, its parents as far as they can be read, and folders in it down to a depth.
+    """
+    make_dir(path)
+    for parent in path.absolute().parents:
+        try:
+            fsync_dir(parent)
+        except PermissionError:
+            break  # not made by us
+    _settle_inside(path, depth)
+
+
+def _settle_inside(folder: Path, depth: int) -> None:
+    if depth:
+        fsync_dir(folder)
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                _settle_inside(folder / entry.name, depth - 1)
+
+
 def sync_tree(folder: Path) -> None:
-    """Make a folder durable with all that is in it, and its name."""
+    """Make all that is in a folder durable. The folder's own name is durable since ``make_dir``."""
     for parent, _, names in os.walk(folder):
         for name in names:
             fsync_file(Path(parent) / name)
         fsync_dir(Path(parent))
-    fsync_dir(folder.parent)
 
 
 def _write_temp(target: Path, data: bytes, *, sync: bool) -> Path:

@@ -178,10 +178,10 @@ class _Evolving:
         folder = self._flow.layout.channel(new)
         durable.make_dir(codec.generation_dir(folder, generation))
         durable.make_dir(codec.data_dir(folder))
-        for entry in log.entries(first):
-            copied = self._copied(entry, log, folder)
-            durable.create(codec.entry_path(folder, generation, entry.seq), codec.encode(copied))
-        durable.fsync_dir(codec.data_dir(folder))
+        copied = [self._copied(entry, log, folder) for entry in log.entries(first)]
+        durable.fsync_dir(codec.data_dir(folder))  # before an entry names what is in it
+        for entry in copied:
+            durable.create(codec.entry_path(folder, generation, entry.seq), codec.encode(entry))
         channel = ChannelLog.open(new, folder, Lineage(spans=(Span(generation, first),)))
         for copy in channel.data_entries():
             for segment in copy.segments:

@@ -54,6 +54,9 @@ from cutline.worker.operator_spec import OperatorStart
 
 log = get_logger(__name__)
 
+#: How deep the folders are that Cutline itself makes in the flow's folder: channels/<operator>, spark/<operator>.
+_OWN_FOLDERS = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowAssembly:
@@ -119,6 +122,7 @@ class FlowAssembly:
     def open_stores(self) -> Stores:
         what = self.definition
         finish(what.layout)
+        durable.settle_dir(what.layout.root, depth=_OWN_FOLDERS)
         if not what.layout.identity.exists():  # records the folder's owner; written once
             identity = {"name": what.graph.flow, "created_ms": now_ms()}
             durable.create(what.layout.identity, records.encode("flow", identity))

@@ -153,3 +153,4 @@ class _Builder:
         if not target.exists():
             shutil.copyfile(source, target)
             durable.fsync_file(target)
+            durable.fsync_dir(target.parent)

@@ -164,7 +164,9 @@ def _run_on(said: list[str], cut: Cut, mode: str, work: Path) -> dict[str, str]:
         flow.stop()
     # What was published is safe from power cuts, not from the loss of the whole folder: copies come later.
     since = max((at for at, text in enumerate(said) if text == "lost storage"), default=0)
-    promised = max((int(text.split()[1]) for text in said[since:] if text.startswith("published")), default=0)
+    promised = max(
+        (int(text.split()[1]) for text in said[since:] if text.startswith(("published ", "showed "))), default=0
+    )
     is_lost = any(text.startswith("lost") for text in said)
     may_repeat = settings.get("on_rollback") == "keep" and (is_lost or path in ("local", "regional", "remote"))
     for sink, rows in published(work).items():

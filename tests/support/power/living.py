@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import random
 import sqlite3
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,14 +24,20 @@ from deltalake import DeltaTable
 
 import cutline
 import cutline.connectors.delta.maintenance
+import tests.support.changing
+from cutline.base import durable
 from cutline.channels.segments import SegmentWriter, read_segment
 from cutline.errors import CheckpointFailedError
 from cutline.model.entries import Segment
-from cutline.model.ids import OperatorId
+from cutline.model.ids import FlowName, OperatorId
+from cutline.model.layout import Layout
 from cutline.model.plan import OperatorPlan
+from cutline.objects import open_store
 from cutline.ports.engine import SegmentPlace, StagedTask, StageJob
 from cutline.ports.sinks import Sink, StageAttempt
+from cutline.savepoints.store import Savepoints
 from cutline.sinks import Delta, Parquet, SQLite
+from tests.support.changing import changing, counted
 from tests.support.power.recording import KILLED, NOTES, SITE
 from tests.support.spark_dirs import SparkDir
 from tests.support.sparkless import NUMBERS, TOTALS, HandDrivenBatch, HandDrivenEngine, Row, SparklessFlow
@@ -155,10 +164,16 @@ class Life:
         return flow
 
     def checkpoint(self, flow: RealSinksFlow) -> None:
+        is_immediate = MODES[self.mode].get("publish") == "at_once"
+        shown = self.rows()
         flow.checkpoint(aligned=self.mode == "aligned")
         flow.wait(flow.coordinator.is_settled)
-        rows = min(len({number for number, _ in rows}) for rows in published(self.storage).values())
-        self.say(f"published {rows}")
+        # With immediate publishing, the newest batch may just be visible; those before the checkpoint are published.
+        self.say(f"showed {shown}" if is_immediate else f"published {self.rows()}")
+
+    def rows(self) -> int:
+        """How many rows the readers of every sink see."""
+        return min(len({number for number, _ in rows}) for rows in published(self.storage).values())
 
     def random_steps(self, flow: RealSinksFlow, count: int) -> None:
         asked = []
@@ -205,8 +220,18 @@ class Life:
         flow = self.start()
         self.random_steps(flow, 6)
         self.checkpoint(flow)
-        flow.emit(1)
+        if self.mode != "per-operator":
+            flow.run.savepoint("spare", drain=False)
+        flow.emit(3)
         flow.stop()
+        if self.mode != "per-operator":
+            self.clone_and_delete(flow.layout)
+
+    def clone_and_delete(self, layout: Layout) -> None:
+        savepoints = Savepoints(layout, open_store)
+        savepoints.clone("spare", Layout(self.storage / "storage", "copy"), FlowName("copy"))
+        self.say("cloned copy")
+        savepoints.delete("spare")
 
     def third(self) -> None:
         """The directory of an operator is lost: it is restored, and runs on until it is killed."""
@@ -231,8 +256,33 @@ class Life:
         self.checkpoint(flow)
         flow.stop()
 
+    def renamed(self) -> None:
+        """Another flow, whose source is renamed while rows are in flight."""
+        tests.support.changing.__dict__["HandDrivenBatch"] = _SyncedBatch
+        with changing(self.storage, {"source": (), "counter": ("source",)}, {"table": "counter"}) as flow:
+            flow.emit(3)
+            flow.settle()
+            flow.emit(2)
+            epoch = flow.checkpoint()
+        new = {"origin": (), "counter": ("origin",)}
+        with changing(self.storage, new, {"table": "counter"}, restore_to=epoch, rename={"source": "origin"}) as flow:
+            flow.emit(1)
+            flow.settle()
+            assert flow.table("table") == counted(0, 6)
+
 
 LIVES = ("first", "second", "third", "fourth")
+
+
+class _SyncedBatch(HandDrivenBatch):
+    """Its rows are durable when it is staged, as those that executors write."""
+
+    def stage(self, job: StageJob) -> list[StagedTask]:
+        staged = super().stage(job)
+        for task in staged:
+            if task.segment is not None and job.segments is not None:
+                durable.fsync_file(Path(job.segments.url) / task.segment.name)
+        return staged
 
 
 def _note(text: str) -> None:
@@ -248,9 +298,36 @@ def _notes() -> int:
     return _descriptor[0]
 
 
-def _name_syncs() -> None:
+@dataclass(frozen=True)
+class Trouble:
+    """What happens to a life: at the n-th sync of a place in the source, it is killed, or the sync fails."""
+
+    kind: str = ""
+    site: str = ""
+    number: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Trouble:
+        kind, site, number = text.split(",") if text else ("", "", "1")
+        return cls(kind, site, int(number))
+
+
+def _without_links() -> None:
+    """As on a file system without hard links, for the sinks."""
+    link = os.link
+
+    def refused(src: Any, dst: Any, **more: Any) -> None:
+        if "/files/_cutline/prepared/" in str(dst):
+            raise OSError(errno.EPERM, "no links here")
+        link(src, dst, **more)
+
+    os.__dict__["link"] = refused
+
+
+def _name_syncs(trouble: Trouble) -> None:
     """Every sync is preceded by a note that names the calls in the source which led to it."""
     sync = os.fsync
+    hits = itertools.count(1)
 
     def noted(fd: Any) -> None:
         frame: FrameType | None = sys._getframe(1)
@@ -260,6 +337,10 @@ def _name_syncs() -> None:
             if path.startswith(SOURCE):
                 found.append(f"{path[len(SOURCE) + 1 :]}:{frame.f_lineno}")
             frame = frame.f_back
+        if trouble.site in found and next(hits) == trouble.number:
+            if trouble.kind == "die":
+                os._exit(KILLED)
+            raise OSError(errno.EIO, "the disk says no")
         _note(SITE + " ".join(reversed(found)))
         sync(fd)
 
@@ -271,12 +352,14 @@ def condense_often() -> None:
     cutline.connectors.delta.maintenance.CHECKPOINT_INTERVAL = 4
 
 
-def main(storage: Path, mode: str, seed: int, life: str) -> None:
-    _name_syncs()
+def main(storage: Path, mode: str, seed: int, life: str, trouble: Trouble) -> None:
+    _name_syncs(trouble)
     _notes()
     condense_often()
+    if trouble.kind == "nolinks":
+        _without_links()
     getattr(Life(storage, mode, seed, _note), life)()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], Trouble.parse(sys.argv[5]))

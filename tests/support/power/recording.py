@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -112,6 +112,7 @@ class Change:
     file: int
     offset: int
     data: bytes | None
+    thread: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class Sync:
     #: The calls in ``src`` that led to it, innermost last; empty for those of libraries.
     site: tuple[str, ...]
     path: str
+    thread: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +308,7 @@ class _Reader:
             size = len(self._to.contents[opened.entry.node])
             offset = size if opened.appends else opened.position
             opened.position = offset + len(data)
-            self._put(call.begun, opened.entry.node, offset, data)
+            self._put(call, opened.entry.node, offset, data)
 
     on_writev = on_write
 
@@ -314,7 +316,7 @@ class _Reader:
         opened = self._files.get(_number(call))
         if opened is not None and opened.entry is not None:
             offset = int(call.arguments.rsplit(",", 1)[1])
-            self._put(call.begun, opened.entry.node, offset, b"".join(texts(call.arguments))[: call.result])
+            self._put(call, opened.entry.node, offset, b"".join(texts(call.arguments))[: call.result])
 
     on_pwritev = on_pwrite64
 
@@ -337,10 +339,10 @@ class _Reader:
         data = bytes(self._to.contents[one.entry.node][begin : begin + call.result])
         one.position += call.result if at is None else 0
         other.position += call.result if to is None else 0
-        self._put(call.begun, other.entry.node, target, data)
+        self._put(call, other.entry.node, target, data)
 
-    def _put(self, at: int, file: int, offset: int, data: bytes) -> None:
-        change = Change(at, file, offset, data)
+    def _put(self, call: Call, file: int, offset: int, data: bytes) -> None:
+        change = Change(call.begun, file, offset, data, call.thread)
         self._to.changes.append(change)
         apply(self._to.contents[file], change)
 
@@ -371,7 +373,7 @@ class _Reader:
         if opened is not None and opened.entry is not None:
             entry = opened.entry
             path = self._to.paths.get(entry.node, "")
-            self._to.syncs.append(Sync(call.begun, call.done, entry.node, entry.is_folder, site, path))
+            self._to.syncs.append(Sync(call.begun, call.done, entry.node, entry.is_folder, site, path, call.thread))
 
     on_fdatasync = on_fsync
 
@@ -459,18 +461,48 @@ def _folders(call: Call, count: int) -> list[str]:
 
 # ---------------------------------------------------------------------- the syncs in the source
 
-_SYNCS = {"fsync", "fsync_dir", "fsync_file", "sync_tree"}
+#: What syncs a file or folder, and what syncs on the way to something else.
+SYNCS = frozenset({"fsync", "fsync_dir", "fsync_file", "sync_tree"})
+WRITES = frozenset({"create", "replace", "make_dir", "settle_dir"})
 
 
-def sites(source: Path) -> dict[str, str]:
-    """Every call that syncs a file or folder, by module and line, and its text."""
-    found = {}
+@dataclass(frozen=True, order=True)
+class Site:
+    """A call in the source."""
+
+    module: str
+    line: int
+    function: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        """As frames name it."""
+        return f"{self.module}:{self.line}"
+
+    @property
+    def name(self) -> str:
+        """As people name it, whatever line it is on."""
+        return f"{self.module} {self.function}: {self.text}"
+
+
+def sites(source: Path, names: Collection[str] = SYNCS) -> list[Site]:
+    """Every call of these functions."""
+    found: list[Site] = []
     for path in sorted(source.rglob("*.py")):
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                if name in _SYNCS:
-                    place = f"{path.relative_to(source).as_posix()}:{node.lineno}"
-                    found[place] = ast.get_source_segment(text, node) or ""
-    return found
+        module = path.relative_to(source).as_posix()
+        if not module.startswith("testing/"):
+            text = path.read_text()
+            found += _sites_in(ast.parse(text), text, module, (), names)
+    return sorted(found)
+
+
+def _sites_in(node: ast.AST, text: str, module: str, inside: tuple[str, ...], names: Collection[str]) -> Iterator[Site]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        inside = (*inside, node.name)
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in names:
+            yield Site(module, node.lineno, ".".join(inside), ast.get_source_segment(text, node) or "")
+    for child in ast.iter_child_nodes(node):
+        yield from _sites_in(child, text, module, inside, names)

@@ -179,6 +179,18 @@ class DeltaLog:
                 fsync_file(path)
         fsync_dir(self.folder)
 
+    def _newest_checkpoint(self) -> list[Path]:
+        """The files of the newest checkpoint; none if there is no checkpoint."""
+        checkpoints: dict[str, list[Path]] = {}
+        for path in self.folder.glob("*.checkpoint*"):
+            checkpoints.setdefault(path.name.partition(".")[0], []).append(path)
+        return checkpoints[max(checkpoints)] if checkpoints else []
+
+    def make_newest_checkpoint_durable(self) -> None:
+        """The process that wrote it may have died before it was durable."""
+        for path in self._newest_checkpoint()[:1]:
+            self.make_checkpoint_durable(int(path.name.partition(".")[0]))
+
     def make_checkpoint_durable(self, version: int) -> None:
         """Sync the checkpoint of a version: a torn one would make the table unreadable."""
         for path in self.folder.glob(f"{version:020}.checkpoint*"):
@@ -202,10 +214,7 @@ class DeltaLog:
             if not _is_torn(path.read_bytes()):
                 break
             removed.append(path)
-        checkpoints: dict[str, list[Path]] = {}
-        for path in self.folder.glob("*.checkpoint*"):
-            checkpoints.setdefault(path.name.partition(".")[0], []).append(path)
-        newest = checkpoints[max(checkpoints)] if checkpoints else []
+        newest = self._newest_checkpoint()
         pointer = self.folder / "_last_checkpoint"
         if any(_is_torn_checkpoint(path) for path in newest):
             removed += newest
@@ -213,9 +222,7 @@ class DeltaLog:
             removed.append(pointer)  # readers list the folder instead
         for path in removed:
             _log.warning("torn_delta_file_removed", path=str(path))
-            path.unlink(missing_ok=True)
-        if removed:
-            fsync_dir(self.folder)
+            path.unlink(missing_ok=True)  # not synced: what comes back is removed at the next start
 
     def file_of(self, version: int) -> Path:
         """The file whose existence makes the version."""

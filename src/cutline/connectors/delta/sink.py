@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import unquote
 
-from cutline.base.durable import fsync_dir, is_temporary, make_dir
+from cutline.base.durable import is_temporary, settle_dir
 from cutline.connectors.delta.claim_files import ClaimFiles
 from cutline.connectors.delta.commits import store_versions
 from cutline.connectors.delta.fit import fit_problems
@@ -85,6 +85,7 @@ class Delta:
             raise SinkError("; ".join(wrong), next_step="name other columns as key=[…]", path=self.path)
         self._opened.enter(context)
         self._view.invalidate()
+        settle_dir(self.path)
         self._view.log.remove_torn_end()
         if not DeltaTable.is_deltatable(str(self.path)):
             self._create()
@@ -92,8 +93,11 @@ class Delta:
         self._check_fit(table)
         # The process that made the newest commits may have died before they were durable, and from now on the sink
         # relies on them.
+        self._view.log.make_newest_checkpoint_durable()
         if self._view.published_in(table):
             self._view.sync_log(table)
+        else:
+            self._view.log.make_durable(-1, table.version())
 
     def claimed(self) -> str:
         number = self._view.claim_in(self._view.refresh())
@@ -194,7 +198,6 @@ class Delta:
     def _create(self) -> None:
         from deltalake import DeltaTable
 
-        make_dir(self.path)
         foreign = [name for name in os.listdir(self.path) if name != "_delta_log" and not is_temporary(name)]
         if foreign:
             raise SinkError(
@@ -204,8 +207,8 @@ class Delta:
             )
         # "ignore": another flow may create the shared table at the same time; the result is checked afterwards.
         DeltaTable.create(str(self.path), self._schema, mode="ignore", partition_by=list(self.partition_by))
+        # The name of the log's folder is synced with the first staged files, before anything names them.
         self._view.log.make_durable(-1, 0)
-        fsync_dir(self.path)
 
     def _check_fit(self, table: DeltaTable) -> None:
         problems = fit_problems(table, self._rows, self._schema, self.partition_by, replaces=self.mode != "append")

@@ -21,7 +21,7 @@ import msgspec
 
 from cutline.base import records
 from cutline.base.crashpoints import crashpoint
-from cutline.base.durable import create, fsync_dir, fsync_file, is_temporary, make_dir, replace
+from cutline.base.durable import create, fsync_dir, fsync_file, is_temporary, make_dir, replace, settle_dir
 from cutline.base.file_locks import exclusive
 from cutline.connectors.parquet.reader import read_folder
 from cutline.connectors.parquet_writer import ParquetStager
@@ -221,7 +221,7 @@ class Parquet:
     def _take_folder(self, wanted: FolderRecord, schema: pa.Schema) -> None:
         import pyarrow as pa
 
-        make_dir(self.path)
+        settle_dir(self.path)
         if not self._ledger_path.exists():
             foreign = [name for name in os.listdir(self.path) if name != PRIVATE and not is_temporary(name)]
             if foreign:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from cutline.base.durable import fsync_dir, make_dir
+from cutline.base.durable import settle_dir
 from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.rows import key_problems, rows_schema, storable_schema
 from cutline.connectors.shared_epochs import (
@@ -102,12 +102,11 @@ class SQLite:
         problems += [f"the column name {name} is taken" for name in schema.names if name.lower().startswith(PREFIX)]
         if problems:
             raise SinkError("; ".join(problems), next_step="rename columns in the flow, or name another key")
-        make_dir(self.path.parent)
+        settle_dir(self.path.parent)
         shape = Shape(mode=self.mode, key=self.key, rewindable=self.can_rewind)
         table = SinkTable(context.flow, context.sink, self.table, shape, schema)
         with self._transaction() as db:
-            table.create(db)
-        fsync_dir(self.path.parent)
+            table.create(db)  # SQLite itself syncs the folder in which it creates a database
         self._keep_log()
         self._opened.enter(context)
         self._sink_table = table

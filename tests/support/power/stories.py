@@ -1,0 +1,37 @@
+"""The stories that are recorded: one for each mode, and short ones in which a life ends badly."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.power.living import LIVES
+from tests.support.power.recording import Recording, record
+
+
+@dataclass(frozen=True)
+class Story:
+    """Lives of one flow, one after the other on the same disk."""
+
+    mode: str
+    lives: tuple[str, ...] = LIVES
+    #: What happens to the first life: see ``living.Trouble``.
+    trouble: str = ""
+    seed: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.mode} {self.trouble or '-'.join(self.lives)} {self.seed}".strip()
+
+    def recorded(self, folder: Path) -> Recording:
+        """Run it under strace in this folder, which is new."""
+        disk, traces = folder / "disk", []
+        disk.mkdir(parents=True)
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.getcwd()}
+        for number, life in enumerate(self.lives):
+            trace = folder / f"{number}.trace"
+            trouble = self.trouble if number == 0 else ""
+            command = ["-m", "tests.support.power.living", str(disk), self.mode, str(self.seed), life, trouble]
+            record(command, trace, environment=environment)
+            traces.append(trace)
+        return Recording.read(disk, traces)

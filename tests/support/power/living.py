@@ -227,6 +227,13 @@ class Life:
         if self.mode != "per-operator":
             self.clone_and_delete(flow.layout)
 
+    def idle(self) -> None:
+        """It starts, publishes what is left to publish, and does nothing more."""
+        flow = self.start()
+        flow.wait(flow.coordinator.is_settled)
+        self.say(f"published {self.rows()}")
+        flow.stop()
+
     def clone_and_delete(self, layout: Layout) -> None:
         savepoints = Savepoints(layout, open_store)
         savepoints.clone("spare", Layout(self.storage / "storage", "copy"), FlowName("copy"))

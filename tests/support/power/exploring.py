@@ -168,7 +168,9 @@ def _run_on(said: list[str], cut: Cut, mode: str, work: Path) -> dict[str, str]:
         (int(text.split()[1]) for text in said[since:] if text.startswith(("published ", "showed "))), default=0
     )
     is_lost = any(text.startswith("lost") for text in said)
-    may_repeat = settings.get("on_rollback") == "keep" and (is_lost or path in ("local", "regional", "remote"))
+    # Without a checkpoint, a flow whose directories are lost begins anew; "keep" keeps what was published before.
+    is_restored = path in ("local", "regional", "remote") or (path == "fresh" and not cut.keeps_spark)
+    may_repeat = settings.get("on_rollback") == "keep" and (is_lost or is_restored)
     for sink, rows in published(work).items():
         numbers = [tuple(row) for row in rows]
         if may_repeat:

@@ -62,6 +62,8 @@ ELSEWHERE = {
         CHECKPOINTS,
         "LocalCheckpointStore.store_manifest",
     ): "test_a_manifest_that_a_dead_process_left_is_synced_before_anything_rests_on_it",
+    # No story rejoins yet: nothing here notices if the syncs of setting aside are gone.
+    ("savepoints/set_aside.py", "finish"): "",
 }
 
 

@@ -126,8 +126,9 @@ class RealSinksFlow(SparklessFlow):
 def published(storage: Path) -> dict[str, list[Row]]:
     """What readers of each sink see, sorted."""
     found: dict[str, list[dict[str, Any]]] = {"files": [], "lake": [], "base": []}
-    if (storage / "files").exists():
-        found["files"] = ds.dataset(storage / "files", format="parquet", schema=SCHEMA).to_table().to_pylist()
+    # Only what is published: other folders come and go while they are listed.
+    if files := [str(path) for path in (storage / "files").glob("cutline_epoch=*/**/*.parquet")]:
+        found["files"] = ds.dataset(files, format="parquet", schema=SCHEMA).to_table().to_pylist()
     if DeltaTable.is_deltatable(str(storage / "lake")):
         found["lake"] = pa.table(DeltaTable(storage / "lake").to_pyarrow_table()).to_pylist()
     if (storage / "base/base.sqlite").exists():

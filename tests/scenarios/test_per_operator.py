@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from contextlib import suppress
 from functools import partial
@@ -78,6 +79,34 @@ def test_what_has_lost_its_directory_goes_back_alone_and_catches_up(
         flow.drain()
         assert_each_once(flow.sink.rows())
         assert len(flow.sink.rows()) == 11
+
+
+@pytest.mark.parametrize("loss", ["truncated", "lost segment"])
+@pytest.mark.parametrize("is_running", [False, True])
+def test_an_operator_whose_input_is_gone_does_not_go_back_alone(tmp_path: Path, loss: str, is_running: bool) -> None:
+    """It would have to read again what it has read since its checkpoint."""
+    said = "log begins at" if loss == "truncated" else r"g\d+-b5\.arrow"
+    with running(tmp_path, **MODE) as flow:
+        flow.emit(4)
+        flow.checkpoint()
+        flow.emit(3)
+        channel = flow.operators[NUMBERS].channel
+        entry = channel.data_entries()[-2]
+        if loss == "truncated":
+            channel.truncate(Position(entry.seq + 1))
+        else:
+            (Path(channel.segments.place.url) / entry.segments[0].name).unlink()
+        published = flow.sink.rows()
+        if is_running:
+            flow.fail(TOTALS)
+            failure = flow.run._lifecycle.failure
+            assert failure is not None and re.search(said, str(failure)), failure
+        else:
+            lose(flow, TOTALS)
+    if not is_running:
+        with pytest.raises(RecoveryError, match=said):
+            SparklessFlow(tmp_path, **MODE)
+    assert flow.sink.rows() == published
 
 
 def test_before_the_first_checkpoint_everything_is_run_again_from_the_beginning(tmp_path: Path) -> None:

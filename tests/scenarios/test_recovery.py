@@ -258,6 +258,27 @@ def test_a_region_that_cannot_go_back_alone_takes_the_whole_flow_along(running: 
     assert recovered.spark_dirs == {ORDERS: 2, TOTALS: 2}
 
 
+@pytest.mark.parametrize("loss", ["lost segment", "other bytes", "truncated"])
+def test_a_region_whose_input_is_gone_takes_the_whole_flow_along(running: StoredFlow, loss: str) -> None:
+    """What ``totals`` has read since the checkpoint is gone: it would be missed. Upstream makes it again."""
+    newest = running.log(ORDERS).data_entries()[-1]
+    segment = data_dir(running.layout.channel(ORDERS)) / newest.segments[0].name
+    if loss == "lost segment":
+        segment.unlink()
+    elif loss == "other bytes":
+        flip(segment)
+    else:
+        running.log(ORDERS).truncate(Position(newest.seq + 1))
+    lose_spark_dir(running, TOTALS)
+    if loss == "truncated":  # nor does a log without its barriers lead back to them
+        with pytest.raises(RecoveryError, match="totals cannot be restored to epoch 2 alone: log begins at"):
+            running.start()
+        return
+    recovered = running.start()
+    assert (recovered.path, recovered.restored_epoch) == ("local", 2)
+    assert any("totals cannot be restored to epoch 2 alone" in problem for problem in recovered.problems)
+
+
 def test_a_person_takes_the_flow_back_to_an_older_epoch(running: StoredFlow) -> None:
     recovered = running.start(restore_to=Epoch(1))
     assert (recovered.path, recovered.restored_epoch) == ("local", 1)

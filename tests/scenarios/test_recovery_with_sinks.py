@@ -10,6 +10,9 @@ from cutline.errors import OtherHistoryError, RecoveryError
 from cutline.model.ids import Epoch, OperatorId, SinkId
 from cutline.ports.sinks import Sink
 from cutline.testing.twins.sink import MemorySink
+from tests.support.running import assert_each_once
+from tests.support.running import running as run_flow
+from tests.support.sparkless import FolderSink, SparklessFlow
 from tests.support.stored_flow import StoredFlow
 
 TABLE = SinkId("table")
@@ -71,3 +74,34 @@ def test_an_epoch_that_is_missing_and_was_not_published_is_missed(running: Store
     running.store.checkpoints.collect([Epoch(2)], Epoch(1))
     running.layout.metadata.unlink()
     assert running.start(sinks=sink_at(1)).restored_epoch == 1
+
+
+@pytest.mark.parametrize("dies", ["before the rewind", "in the rewind", "after the rewind"])
+def test_a_start_that_dies_around_a_rewind_is_taken_up_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    """The sink is where the flow was, or where it is restored to, and must not look as if another had rewound it."""
+    with run_flow(tmp_path, retain_checkpoints=5) as flow:
+        for _ in range(3):
+            flow.emit(2)
+            flow.drain()
+        first = flow.checkpoints.epochs()[0]
+    rewind = FolderSink.rewind
+
+    def dying(sink: FolderSink, epoch: Epoch) -> None:
+        if dies == "in the rewind":
+            max(sink.folder.glob("*.json")).unlink()
+        elif dies == "after the rewind":
+            rewind(sink, epoch)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderSink, "rewind", dying)
+        with pytest.raises(KeyboardInterrupt):
+            SparklessFlow(tmp_path, restore_to=first, retain_checkpoints=5)
+    with run_flow(tmp_path, retain_checkpoints=5) as flow:
+        assert flow.sink.published() == first
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 3

@@ -118,6 +118,20 @@ def test_without_a_checkpoint_the_flow_ends_with_both_reasons(tmp_path: Path) ->
         flow.run.await_termination(20)
 
 
+def test_a_region_whose_input_is_gone_is_not_restored_without_it(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path)
+    flow.emit(2)
+    flow.checkpoint()
+    flow.emit(3)
+    channel = flow.operators[NUMBERS].channel
+    (Path(channel.segments.place.url) / channel.data_entries()[-1].segments[0].name).unlink()
+    flow.fail(TOTALS)
+    failure = flow.run._lifecycle.failure
+    assert failure is not None and "its region could not be restored either" in str(failure)
+    assert "g1-b4.arrow" in str(failure), "it names what is missing"
+    flow.stop()
+
+
 def test_a_person_takes_the_whole_flow_back_and_sinks_follow(tmp_path: Path) -> None:
     with running(tmp_path, retain_checkpoints=5) as flow:
         for _ in range(3):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from cutline.cli.main import app
 from cutline.errors import ConfigError, DamagedRecordError, RequestFailedError, UnknownSavepointError
+from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, FlowName, OperatorId
 from cutline.model.layout import Layout
 from cutline.runtime.stores import store_at
-from cutline.savepoints.store import Savepoints
+from cutline.savepoints.store import Savepoint, Savepoints
 from cutline.storage.local import LocalStore
 from cutline.tiers.checkpoint_files import names_in
 from cutline.transport.request_files import ask
@@ -151,6 +153,31 @@ def test_an_exported_savepoint_begins_a_flow_on_another_machine(tmp_path: Path) 
         assert flow.sink.rows() == [[3, 4], [4, 5]]
     absolute = str(tmp_path).encode()
     assert not [path for path in (tmp_path / "bucket").rglob("*") if path.is_file() and absolute in path.read_bytes()]
+
+
+def test_a_savepoint_is_whole_though_its_checkpoint_is_released_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Savepoints.create
+
+    def slowly(self: Savepoints, name: str, manifest: Manifest, **more: Any) -> Savepoint:
+        flow.emit(1)
+        later = flow.checkpoint()
+        flow.emit(1)
+        flow.checkpoint()
+        flow.wait(lambda: later not in flow.checkpoints.epochs())  # and it is younger than the one that is read
+        return create(self, name, manifest, **more)
+
+    with running(tmp_path, retain_checkpoints=1) as flow:
+        flow.emit(3)
+        monkeypatch.setattr(Savepoints, "create", slowly)
+        saved = flow.run.savepoint("slow", drain=False)
+        flow.checkpoint()
+        flow.wait(lambda: saved.epoch not in flow.checkpoints.epochs())
+    with running(tmp_path, restore_to="slow") as flow:
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
 
 
 def test_nothing_is_restored_from_bad_bytes(tmp_path: Path) -> None:

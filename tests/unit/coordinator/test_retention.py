@@ -168,6 +168,27 @@ def test_exactly_the_epochs_that_are_named_go_and_the_oldest_kept_holds_the_logs
     assert flow.start().restored_epoch == 1
 
 
+def test_an_epoch_that_is_being_read_stays_with_all_it_needs(flow: StoredFlow) -> None:
+    keeper = janitor(flow)
+    assert keeper.hold(Epoch(1))
+    collect(flow, keep_from(3), keeper)
+    assert flow.store.checkpoints.epochs() == [1, 3]
+    assert (flow.log(ORDERS).start, flow.log(TOTALS).start) == needed(flow, 1)
+    manifest = flow.store.checkpoints.load_manifest(Epoch(1))
+    records = [flow.store.checkpoints.load_record(manifest, name) for name in manifest.operators]
+    assert [flow.store.checkpoints.damage(record) for record in records] == [[], []]
+    # Read twice at the same time, it goes when both have ended.
+    assert keeper.hold(Epoch(1))
+    keeper.end_hold(Epoch(1))
+    collect(flow, keep_from(3), keeper)
+    assert flow.store.checkpoints.epochs() == [1, 3]
+    keeper.end_hold(Epoch(1))
+    collect(flow, ReleaseEpochs(drop=(), retained=(Epoch(3),), open_from=Epoch(4)), keeper)
+    assert flow.store.checkpoints.epochs() == [3], "what was released meanwhile goes, though it is not named again"
+    assert (flow.log(ORDERS).start, flow.log(TOTALS).start) == needed(flow, 3)
+    assert not keeper.hold(Epoch(1))
+
+
 def test_an_epoch_that_completes_while_old_ones_go_stays(flow: StoredFlow) -> None:
     """Between looking for what to drop and dropping it, another one may complete."""
 

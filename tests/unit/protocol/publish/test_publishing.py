@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,6 +176,16 @@ def test_an_epoch_that_was_aborted_in_between_is_covered_by_the_next() -> None:
     permit = due(publisher(table=1, raw=3), ONE, THREE)[TABLE]
     assert permit.previous_epoch == 1
     assert [batch for batch in range(12) if permit.covers(BatchId(batch))] == [5, 6, 7, 8, 9]
+
+
+def test_an_epoch_whose_predecessor_is_gone_says_itself_after_which_batch_it_begins() -> None:
+    """Its operator's record names all that is staged, also what the epochs before it have published."""
+    alone = replace(THREE, previous_epoch=Epoch(2), after_batches={OperatorId("totals"): BatchId(6)})
+    permit = due(publisher(table=2, raw=3), alone)[TABLE]
+    assert [batch for batch in range(12) if permit.covers(BatchId(batch))] == [7, 8, 9]
+    # Behind a pinned epoch it is the same: those in between were published and are gone.
+    permit = due(publisher(table=2, raw=3), ONE, alone)[TABLE]
+    assert [batch for batch in range(12) if permit.covers(BatchId(batch))] == [7, 8, 9]
 
 
 # ------------------------------------------------------------------------------------------------- silence, new lives

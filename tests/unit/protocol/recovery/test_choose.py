@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cutline.errors import LostInputError
 from cutline.model.generation import LostInput
 from cutline.model.ids import Epoch, OperatorId, Position
 from cutline.protocol.history.evolution import Changes
@@ -108,6 +109,21 @@ def test_a_region_that_cannot_be_restored_takes_the_whole_flow_along() -> None:
     chosen = plan(facts, World(live={TOTALS: BROKEN}))
     assert (chosen.path, chosen.epoch) == ("local", 2)
     assert "totals cannot be restored to epoch 2 alone: a blob is missing" in chosen.problems
+
+
+def test_a_region_with_a_source_whose_input_is_gone_is_not_restored_unasked() -> None:
+    """Two sources, so that one of them is restored without the other."""
+    other, both = OperatorId("other"), OperatorId("both")
+    inputs = {ORDERS: (), other: (), both: (ORDERS, other)}
+    found = stored(manifest(1, operators=[ORDERS, other, both]), generations=[began(1, inputs=inputs)])
+    facts = known(found, definition=definition(inputs))
+    lost = LostInput(operator=ORDERS, what="sequences 3 to 5", why="dropped", parts=3)
+    since = InputSince(epoch=Epoch(1), operators=frozenset(), lost=(lost,))
+    world = World(live={ORDERS: BROKEN}, input_since={1: since})
+    refused = refusal(facts, world)
+    assert "sequences 3 to 5" in str(refused.error()) and isinstance(refused.error(), LostInputError)
+    chosen = plan(replace(facts, may_lose_input=True), world)
+    assert (chosen.path, chosen.region, chosen.lost_input) == ("regional", frozenset({ORDERS, both}), (lost,))
 
 
 def test_a_checkpoint_from_before_an_operator_joined_restores_no_region_with_it() -> None:

@@ -13,6 +13,10 @@ class CutlineError(Exception):
         self.where = {key: value for key, value in where.items() if value is not None}
         super().__init__(str(self))
 
+    def locate(self, **where: object) -> None:
+        """Add what the caller knows of the place and the error does not say."""
+        self.where = {key: value for key, value in where.items() if value is not None} | self.where
+
     def __str__(self) -> str:
         place = ", ".join(f"{key}={value}" for key, value in self.where.items())
         text = f"{self.what} ({place})" if place else self.what

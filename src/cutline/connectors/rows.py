@@ -7,7 +7,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from cutline.errors import SinkError
+from cutline.connectors.parquet_writer import NULL_FOLDER, escape
+from cutline.errors import DamagedRecordError, SinkError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from cutline.ports.sinks import SinkContext
 
 MOST_DECIMAL_DIGITS = 38
+#: The longest name of a file or folder.
+MOST_NAME_BYTES = 255
 #: The first and the last that Python can represent, in year 1 and in year 9999, counted from 1970.
 _CALENDAR_DAYS = (-719_162, 2_932_896)
 _CALENDAR_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
@@ -27,6 +30,20 @@ def rows_schema(context: SinkContext) -> pa.Schema:
     return pa.ipc.read_schema(pa.BufferReader(context.schema_ipc))
 
 
+def recorded_schema(schema_ipc: bytes, **where: object) -> pa.Schema:
+    """The schema in a ledger. ``where``: how to find the ledger. Raises DamagedRecordError if it is none."""
+    import pyarrow as pa
+
+    try:
+        return pa.ipc.read_schema(pa.BufferReader(schema_ipc))
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise DamagedRecordError(
+            f"the sink's ledger holds no schema of its rows: {str(error).splitlines()[0]}",
+            next_step="restore the sink's ledger from a backup, or give the sink a new target",
+            **where,
+        ) from error
+
+
 def storable_schema(schema: pa.Schema) -> pa.Schema:
     """The schema of the files for such rows; raises SinkError for a type that some reader cannot read.
 
@@ -35,16 +52,30 @@ def storable_schema(schema: pa.Schema) -> pa.Schema:
     """
     import pyarrow as pa
 
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     for name in schema.names:
         if name.lower() in seen:
             raise SinkError(
-                "two columns have the same name (readers ignore upper and lower case)",
+                f"two columns have the same name, {seen[name.lower()]!r} and {name!r} "
+                "(readers ignore upper and lower case)",
                 next_step="rename one of them in the flow",
                 column=name,
             )
-        seen.add(name.lower())
-    return pa.schema([pa.field(field.name, _storable(field.type, field.name)) for field in schema])
+        seen[name.lower()] = name
+    return pa.schema([_storable_field(field, field.name) for field in schema])
+
+
+def _storable_field(field: pa.Field, column: str) -> pa.Field:
+    """``column``: its name, after those of the structs that it is in."""
+    import pyarrow as pa
+
+    if "\0" in field.name:
+        raise SinkError(
+            "a column's name holds the character NUL, at which some readers end the name",
+            next_step="rename it in the flow",
+            column=repr(column),
+        )
+    return pa.field(field.name, _storable(field.type, column))
 
 
 def _storable(kind: pa.DataType, column: str) -> pa.DataType:
@@ -54,7 +85,11 @@ def _storable(kind: pa.DataType, column: str) -> pa.DataType:
     if is_.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz else None)
     if is_.is_struct(kind) and kind.num_fields:
-        return pa.struct([pa.field(child.name, _storable(child.type, f"{column}.{child.name}")) for child in kind])
+        if len({child.name for child in kind}) != kind.num_fields:
+            raise SinkError(
+                "two fields of a struct have the same name", next_step="rename one of them in the flow", column=column
+            )
+        return pa.struct([_storable_field(child, f"{column}.{child.name}") for child in kind])
     if is_.is_map(kind):
         return pa.map_(_storable(kind.key_type, f"{column}.key"), _storable(kind.item_type, f"{column}.value"))
     if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
@@ -95,6 +130,12 @@ def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> N
                 f"cannot partition by a column of type {kind}",
                 next_step="partition by a string, integer, boolean, decimal, date or timestamp",
                 column=name,
+            )
+        if len(f"{escape(name)}={NULL_FOLDER}".encode()) > MOST_NAME_BYTES:
+            raise SinkError(
+                "the name of a partition column is too long for the name of a folder",
+                next_step="rename the column in the flow, or partition by another one",
+                column=f"{name[:40]}…",
             )
     if len(set(partition_by)) != len(partition_by):
         raise SinkError("a partition column is named twice", next_step="name each column once", column=partition_by)

@@ -14,7 +14,7 @@ import msgspec
 
 from cutline.base.durable import make_dir
 from cutline.connectors.parquet_writer import ParquetStager
-from cutline.connectors.rows import differences
+from cutline.connectors.rows import differences, recorded_schema
 from cutline.connectors.staged_files import check_still_there, local_path, pieces_of
 from cutline.errors import SinkError
 
@@ -152,9 +152,7 @@ def _bytes(value: Any) -> bytes | None:
 
 def check_same_rows(context: SinkContext, schema: pa.Schema, before_ipc: bytes, before: str, now: str) -> None:
     """Refuse rows whose schema or target differs from the earlier ones. ``before``, ``now``: the targets."""
-    import pyarrow as pa
-
-    problems = differences(schema, pa.ipc.read_schema(pa.BufferReader(before_ipc)))
+    problems = differences(schema, recorded_schema(before_ipc, target=before))
     if before != now:
         problems.append(f"earlier rows went to {before}, these would go to {now}")
     if problems:

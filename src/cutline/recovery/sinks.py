@@ -7,6 +7,7 @@ from functools import partial
 
 from cutline.base.logs import get_logger
 from cutline.channels.log import ChannelLog
+from cutline.errors import CutlineError
 from cutline.model.graph import FlowGraph
 from cutline.model.history import Takeover
 from cutline.model.ids import NO_EPOCH, Epoch, OperatorId, SinkId
@@ -32,15 +33,18 @@ def open_sinks(graph: FlowGraph, sinks: Mapping[SinkId, Sink], plans: Mapping[Op
     """Open every sink before the recovery: what they have published decides which epochs the flow may restore."""
     for node in graph.sinks:
         sink = sinks[node.sink]
-        sink.open(
-            SinkContext(
-                flow=graph.flow,
-                operator=node.operator,
-                sink=node.sink,
-                output_mode=graph.output_modes[node.operator],
-                schema_ipc=plans[node.operator].schema_ipc,
-            )
+        context = SinkContext(
+            flow=graph.flow,
+            operator=node.operator,
+            sink=node.sink,
+            output_mode=graph.output_modes[node.operator],
+            schema_ipc=plans[node.operator].schema_ipc,
         )
+        try:
+            sink.open(context)
+        except CutlineError as error:
+            error.locate(flow=graph.flow, operator=node.operator, sink=node.sink)
+            raise
         if not isinstance(sink, ImmediateSink):
             check_numbering(sink.highest(), node.publish, flow=graph.flow, sink=node.sink)
 

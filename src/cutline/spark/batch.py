@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from cutline.base.decoding import decoder_of
 from cutline.model.ids import BatchId, OperatorId, Position
 from cutline.ports.engine import LiveDirs, StagedTask, StageJob
 from cutline.spark.executor_staging import REPORT_SCHEMA, stage_rows
+
+_PLAIN_NAME = re.compile(r"\w+")
 
 
 class SparkBatch:
@@ -45,8 +48,21 @@ class SparkBatch:
         return (self._spark_checkpoint_dir / "offsets" / str(self._batch)).read_text().splitlines()
 
     def stage(self, job: StageJob) -> list[StagedTask]:
-        rows = self._frame.mapInArrow(stage_rows(job), REPORT_SCHEMA).collect()
+        rows = _by_position(self._frame).mapInArrow(stage_rows(job), REPORT_SCHEMA).collect()
         return [decoder_of(StagedTask).decode(row["report"]) for row in rows]
 
     def run_to_end(self) -> None:
-        self._frame.write.format("noop").mode("overwrite").save()
+        _by_position(self._frame).write.format("noop").mode("overwrite").save()
+
+
+def _by_position(frame: DataFrame) -> DataFrame:
+    """The frame with names that mean themselves.
+
+    ``mapInArrow`` looks every column up by its name, in which ``a.b``, ``*``, a backtick and names that differ only in
+    case mean something else. The executors give the rows their names again.
+    """
+    names = frame.columns
+    are_plain = all(_PLAIN_NAME.fullmatch(name) for name in names)
+    if are_plain and len({name.lower() for name in names}) == len(names):
+        return frame
+    return frame.toDF(*(f"c{number}" for number in range(len(names))))

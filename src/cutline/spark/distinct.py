@@ -77,7 +77,7 @@ def _with_watermark(rows: DataFrame, time: str, within: str | float) -> DataFram
     except ConfigError:
         delay = str(within)  # possibly in Spark's notation
     try:
-        watermarked = rows.withWatermark(time, delay)
+        watermarked = rows.withWatermark(f"`{time.replace('`', '``')}`", delay)  # the column, not a field of a struct
         is_positive = int(watermarked.schema[time].metadata[WATERMARK_MARK]) > 0
     except (PySparkException, Py4JJavaError) as error:
         raise _bad_duration(within) from error

@@ -70,6 +70,7 @@ class SparkEngine:
         plans: dict[OperatorId, OperatorPlan] = {}
         for node in self._graph.operators:
             frame = planning.check_streaming(self._graph.flow, node.operator, self._build(node))
+            planning.check_columns(self._graph.flow, node.operator, frame.schema)
             settle_python_sources(frame.sparkSession)
             mode = self._graph.output_modes[node.operator]
             planning.check_output_mode(self._graph.flow, node.operator, frame, mode)

@@ -29,6 +29,12 @@ def stage_rows(job: StageJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
     return stage
 
 
+def _conformed(given: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows with the names and types of the operator: Spark may have handed them over by position."""
+    renamed = given if given.schema.names == schema.names else given.rename_columns(schema.names)
+    return renamed.cast(schema)
+
+
 def _stage_task(job: StageJob, batches: Iterator[pa.RecordBatch]) -> str:
     import msgspec
     import pyarrow as pa
@@ -55,7 +61,7 @@ def _stage_task(job: StageJob, batches: Iterator[pa.RecordBatch]) -> str:
     try:
         writers = {sink: stager.open(named) for sink, stager in job.stagers.items()}
         for given in batches:
-            batch = given if given.schema == schema else given.cast(schema)
+            batch = given if given.schema == schema else _conformed(given, schema)
             rows += batch.num_rows
             if segment is not None:
                 segment.write(batch)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from cutline.errors import FlowDefinitionError
 from cutline.model.ids import FlowName, OperatorId
@@ -37,6 +38,34 @@ def check_streaming(flow: FlowName, operator: OperatorId, frame: Any) -> DataFra
             operator=operator,
         )
     return frame
+
+
+def check_columns(flow: FlowName, operator: OperatorId, schema: StructType) -> None:
+    """Refuse two columns, or two fields of a struct, with one name: Arrow and Spark then mix up their values."""
+    twice = _twice_in(schema, ())
+    if twice is not None:
+        raise FlowDefinitionError(
+            "two columns of the operator's result have the same name",
+            next_step="give one of them another name: .alias(…), or leave one out",
+            flow=flow,
+            operator=operator,
+            column=".".join(twice),
+        )
+
+
+def _twice_in(kind: DataType, path: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The first name that a struct in this type has twice, after the names that lead to it."""
+    if isinstance(kind, ArrayType):
+        return _twice_in(kind.elementType, path)
+    if isinstance(kind, MapType):
+        return _twice_in(kind.keyType, path) or _twice_in(kind.valueType, path)
+    if not isinstance(kind, StructType):
+        return None
+    for name, count in Counter(kind.names).items():
+        if count > 1:
+            return (*path, name)
+    found = (_twice_in(field.dataType, (*path, field.name)) for field in kind.fields)
+    return next((one for one in found if one is not None), None)
 
 
 def check_output_mode(flow: FlowName, operator: OperatorId, frame: DataFrame, mode: str) -> None:

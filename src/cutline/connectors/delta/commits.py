@@ -107,9 +107,14 @@ def append_files(
     )
 
 
+#: Beside alphanumerics and ``_.-~``, what deltalake leaves as it is. A file that is spelled otherwise could not be
+#: removed by deltalake, which compares what it spells itself.
+_LEFT_AS_IT_IS = "/=!$&'()+,:;@"
+
+
 def logged_path(path: str) -> str:
     """A path relative to the table's folder as the log spells it."""
-    return quote(path, safe="/=")
+    return quote(path, safe=_LEFT_AS_IT_IS)
 
 
 def replace_files(log: DeltaLog, version: int, change: Replacement, mark: Mark, *, operation: str) -> bool:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from cutline.model.staging import Piece, StagedBatch
     from cutline.ports.sinks import StageAttempt
 
-#: Number of a row among all rows of the epoch, or of a file; no user column has this name.
-_ROW = "\x00row"
+#: Number of a row among all rows of the epoch, or of a file.
+_ROW = "row"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,10 @@ class TableFile:
     #: As the log spells it.
     raw_path: str
     partition: Mapping[str, str | None]
-    #: Columns of the statistics: "min.<column>" and "max.<column>".
-    bounds: Mapping[str, Any]
+    #: Least and greatest values by column. Those of a struct's fields are nested, so that the field ``b`` of a struct
+    #: ``a`` is not taken for a column ``a.b``.
+    least: Mapping[str, Any]
+    most: Mapping[str, Any]
 
     def path(self, root: Path) -> Path:
         if "://" in self.raw_path or self.raw_path.startswith("/"):
@@ -54,22 +56,32 @@ def files_of(table: DeltaTable, partition_by: Sequence[str]) -> list[TableFile]:
     """The files of the version that ``table`` shows."""
     import pyarrow as pa
 
-    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    rows = pa.table(table.get_add_actions(flatten=False)).to_pylist()
     return [
         TableFile(
             raw_path=row["path"],
-            partition={name: partition_text(row[f"partition.{name}"]) for name in partition_by},
-            bounds={name: value for name, value in row.items() if name.startswith(("min.", "max."))},
+            partition={name: partition_text(row["partition"][name]) for name in partition_by},
+            least=row.get("min") or {},
+            most=row.get("max") or {},
         )
         for row in rows
     ]
 
 
-def check_whole(root: Path, version: int) -> None:
-    """Refuse to restore a version if some of its files are gone."""
+def check_restorable(root: Path, table: DeltaTable, version: int) -> None:
+    """Refuse to restore a version if some of its files are gone, or if deltalake could not remove the later ones."""
     from deltalake import DeltaTable
 
-    for file in files_of(DeltaTable(str(root), version=version), ()):
+    kept = files_of(DeltaTable(str(root), version=version), ())
+    later = {file.raw_path for file in files_of(table, ())} - {file.raw_path for file in kept}
+    if odd := sorted(path for path in later if logged_path(unquote(path)) != path):
+        raise SinkError(
+            f"the table's log spells {odd[0]} as former versions of Cutline did, so its rows cannot be removed by name",
+            next_step="restore the flow without rewinding this sink; or compact the table (OPTIMIZE), which rewrites "
+            "such files, and rewind later epochs",
+            path=root,
+        )
+    for file in kept:
         if not file.path(root).exists():
             raise SinkError(
                 f"a vacuum has deleted files that version {version} of the table needs",
@@ -105,6 +117,8 @@ class Upsert:
         """``schema``: of all columns of the table. ``attempt`` names the files that are written."""
         self._root = root
         self._key = list(key)
+        #: What Arrow calls the key's columns here: it takes some names (``.x``, ``[0]``) for paths to nested values.
+        self._aliases = [f"key{number}" for number in range(len(self._key))]
         self._schema = schema
         self._attempt = attempt
         self._stager = ParquetStager(
@@ -121,7 +135,9 @@ class Upsert:
         """The last row of each key in the epoch replaces all rows with that key in the table."""
         change = Replacement()
         keys = self._newest_rows(pieces, change)
-        values = {name: self._values_of(keys, name) for name in self._key}
+        values = {
+            name: self._values_of(keys[alias], name) for name, alias in zip(self._key, self._aliases, strict=True)
+        }
         for file in files:
             if not self._may_match(file, values):
                 continue
@@ -140,7 +156,10 @@ class Upsert:
     # ------------------------------------------------------------------ the epoch's own rows
 
     def _newest_rows(self, pieces: Sequence[Piece], change: Replacement) -> pa.Table:
-        """The epoch's keys, each once. Files in which every row is newest are added as the executors wrote them."""
+        """The epoch's keys, each once, under their aliases.
+
+        Files in which every row is newest are added as the executors wrote them.
+        """
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -150,7 +169,7 @@ class Upsert:
             tables.append(self._keys_in(self._root / piece["path"], piece["partition"], start))
             start += piece["rows"]
         keys = pa.concat_tables(tables)
-        newest = keys.group_by(self._key).aggregate([(_ROW, "max")])
+        newest = keys.group_by(self._aliases).aggregate([(_ROW, "max")])
         stays = pc.sort_indices(newest[f"{_ROW}_max"])
         rows = newest[f"{_ROW}_max"].take(stays).to_numpy()
         start = 0
@@ -165,15 +184,15 @@ class Upsert:
                 lost = np.setdiff1d(np.arange(piece["rows"]), kept)
                 self._write_without(self._root / piece["path"], piece["partition"], lost, change)
             start = end
-        return newest.select(self._key)
+        return newest.select(self._aliases)
 
     # ------------------------------------------------------------------ the table's files
 
-    def _values_of(self, keys: pa.Table, name: str) -> Any:
+    def _values_of(self, column: pa.ChunkedArray, name: str) -> Any:
         """All values of a key column: sorted, or as partitions spell them."""
         import pyarrow.compute as pc
 
-        values = pc.unique(keys[name]).to_pylist()
+        values = pc.unique(column).to_pylist()
         return {partition_text(value) for value in values} if name in self._partition_by else sorted(values)
 
     def _may_match(self, file: TableFile, values: Mapping[str, Any]) -> bool:
@@ -183,7 +202,7 @@ class Upsert:
                 if file.partition[name] not in values[name]:
                     return False
                 continue
-            low, high = file.bounds.get(f"min.{name}"), file.bounds.get(f"max.{name}")
+            low, high = file.least.get(name), file.most.get(name)
             if low is None or high is None or not _has_sharp_bounds(self._schema.field(name).type):
                 continue
             first = bisect_left(values[name], low)
@@ -194,15 +213,16 @@ class Upsert:
     def _matches(self, path: Path, partition: Mapping[str, str | None], keys: pa.Table) -> Any:
         """Numbers of the rows in the file whose keys are among these, as a numpy array."""
         found = self._keys_in(path, partition, 0)
-        return found.join(keys, keys=self._key, join_type="left semi")[_ROW].to_numpy()
+        return found.join(keys, keys=self._aliases, join_type="left semi")[_ROW].to_numpy()
 
     def _keys_in(self, path: Path, partition: Mapping[str, str | None], start: int) -> pa.Table:
+        """The keys of a file under their aliases, and the rows' numbers from ``start``."""
         import numpy as np
         import pyarrow as pa
 
         schema = pa.schema([self._schema.field(name) for name in self._key])
         batches = list(self._batches(path, partition, schema))
-        table = pa.Table.from_batches(batches, schema)
+        table = pa.Table.from_batches(batches, schema).rename_columns(self._aliases)
         return table.append_column(_ROW, pa.array(np.arange(start, start + table.num_rows)))
 
     def _batches(self, path: Path, partition: Mapping[str, str | None], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,7 @@ from cutline.connectors.delta.commits import no_hooks, properties
 from cutline.connectors.delta.fit import check_removable
 from cutline.connectors.delta.log import Mark
 from cutline.connectors.delta.publish import ATTEMPTS
-from cutline.connectors.delta.replace import check_whole
+from cutline.connectors.delta.replace import check_restorable
 from cutline.errors import NotDone
 from cutline.protocol.publish import sink_ledger
 
@@ -48,7 +48,7 @@ def _attempt(
     check_removable(table.metadata().configuration, view.path)
     version, after = view.log.rewind_target(table.version(), view.app, ledger.published, epoch)
     if replaces:
-        check_whole(view.path, version)
+        check_restorable(view.path, table, version)
     mark = Mark(app=view.app, kind="rewind", before=ledger.published, after=after)
     rewound = sink_ledger.rewind(ledger, epoch).rewound
     view.opened.reach("sink-rewind-half")

@@ -18,7 +18,7 @@ from cutline.base import records
 from cutline.base.durable import create, make_dir, replace
 from cutline.base.file_locks import exclusive
 from cutline.connectors.parquet_writer import ParquetStager
-from cutline.connectors.rows import differences, rows_schema, storable_schema
+from cutline.connectors.rows import differences, recorded_schema, rows_schema, storable_schema
 from cutline.connectors.sink_base import OpenedSink
 from cutline.connectors.staged_files import (
     STAGED_FOLDER,
@@ -169,12 +169,10 @@ class Foreach:
     # ------------------------------------------------------------------ the staging folder
 
     def _check(self, found: FunctionRecord, wanted: FunctionRecord, schema: pa.Schema) -> None:
-        import pyarrow as pa
-
         if (found.flow, found.sink) != (wanted.flow, wanted.sink):
             problems = [f"it belongs to sink {found.sink} of flow {found.flow}"]
         else:
-            problems = differences(schema, pa.ipc.read_schema(pa.BufferReader(found.schema_ipc)))
+            problems = differences(schema, recorded_schema(found.schema_ipc, path=self._ledger_path))
         if problems:
             raise SinkError(
                 f"the staging folder is not for these rows: {'; '.join(problems)}",

@@ -26,7 +26,7 @@ from cutline.base.file_locks import exclusive
 from cutline.connectors.parquet.reader import read_folder
 from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.reading import nothing_published
-from cutline.connectors.rows import check_partition_columns, differences, rows_schema, storable_schema
+from cutline.connectors.rows import check_partition_columns, differences, recorded_schema, rows_schema, storable_schema
 from cutline.connectors.sink_base import OpenedSink
 from cutline.connectors.staged_files import (
     STAGED_FOLDER,
@@ -97,12 +97,7 @@ class Parquet:
         """Take the folder, or check that it belongs to this sink and takes such rows; discard what a crash left."""
         schema = storable_schema(rows_schema(context))
         check_partition_columns(schema, self.partition_by)
-        if EPOCH_COLUMN in schema.names:
-            raise SinkError(
-                f"the column name {EPOCH_COLUMN} is reserved for the sink's folders",
-                next_step="rename the column in the flow",
-                sink=context.sink,
-            )
+        _check_folder_names(schema, self.partition_by)
         wanted = FolderRecord(
             flow=context.flow,
             operator=context.operator,
@@ -201,15 +196,13 @@ class Parquet:
 
     def read(self, request: ReadRequest) -> ReadResult:
         """The rows of the epochs whose folders exist."""
-        import pyarrow as pa
-
         if not self._ledger_path.exists():
             raise nothing_published(self.path)
         record = self._load_record()
         return read_folder(
             request,
             owner=(record.flow, record.sink),
-            schema=pa.ipc.read_schema(pa.BufferReader(record.schema_ipc)),
+            schema=recorded_schema(record.schema_ipc, path=self._ledger_path),
             partition_by=record.partition_by,
             rewound=lambda: self._load_record().rewound,
             listed=self._epochs,
@@ -219,8 +212,6 @@ class Parquet:
     # ------------------------------------------------------------------ ownership
 
     def _take_folder(self, wanted: FolderRecord, schema: pa.Schema) -> None:
-        import pyarrow as pa
-
         settle_dir(self.path)
         if not self._ledger_path.exists():
             foreign = [name for name in os.listdir(self.path) if name != PRIVATE and not is_temporary(name)]
@@ -241,7 +232,7 @@ class Parquet:
                 sink=wanted.sink,
                 path=self.path,
             )
-        problems = differences(schema, pa.ipc.read_schema(pa.BufferReader(found.schema_ipc)))
+        problems = differences(schema, recorded_schema(found.schema_ipc, path=self._ledger_path))
         if found.partition_by != wanted.partition_by:
             problems.append(f"partitioned by {wanted.partition_by} but was by {found.partition_by}")
         if problems:
@@ -335,6 +326,24 @@ class Parquet:
                 raise
             shutil.rmtree(prepared, ignore_errors=True)
         fsync_dir(self.path)
+
+
+def _check_folder_names(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Refuse columns that readers would confuse with the sink's folders, or whose folders they would not read."""
+    for name in schema.names:
+        if name.lower() == EPOCH_COLUMN:
+            raise SinkError(
+                f"the column name {EPOCH_COLUMN} is reserved for the sink's folders",
+                next_step="rename the column in the flow",
+                column=name,
+            )
+    for name in partition_by:
+        if name.startswith("."):
+            raise SinkError(
+                "Spark and other readers skip folders whose names begin with a dot, so they would miss these rows",
+                next_step="rename the partition column in the flow",
+                column=name,
+            )
 
 
 def _digest(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cutline.connectors.rows import differences
+from cutline.connectors.rows import differences, recorded_schema
 from cutline.connectors.sqlite.rows import declared_type, quoted
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
@@ -75,19 +75,15 @@ class SinkTable:
     @classmethod
     def load(cls, db: sqlite3.Connection, flow: FlowName, sink: SinkId) -> SinkTable:
         """The table of a sink that has opened this database."""
-        import pyarrow as pa
-
         query = "SELECT target, shape, schema_ipc FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
         table, shape, schema_ipc = db.execute(query, (flow, sink)).fetchone()
-        schema = pa.ipc.read_schema(pa.BufferReader(schema_ipc))
+        schema = recorded_schema(schema_ipc, flow=flow, sink=sink, table=table)
         return cls(flow, sink, table, msgspec.json.decode(shape, type=Shape), schema)
 
     # ------------------------------------------------------------------ the tables
 
     def create(self, db: sqlite3.Connection) -> None:
         """Create the tables, or check that the existing ones belong to this sink and take such rows."""
-        import pyarrow as pa
-
         for statement in _CREATE.split(";\n"):
             db.execute(statement)
         found = db.execute(
@@ -103,7 +99,7 @@ class SinkTable:
         elif found[2].lower() != self._table.lower():
             problems.append(f"this sink has written to table {found[2]} so far")
         else:
-            problems += differences(self.schema, pa.ipc.read_schema(pa.BufferReader(found[4])))
+            problems += differences(self.schema, recorded_schema(found[4], table=self._table))
             before = msgspec.json.decode(found[3], type=Shape)
             if before != self._shape:
                 problems.append(f"the table was created with {before}, the sink now has {self._shape}")

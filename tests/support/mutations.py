@@ -153,6 +153,19 @@ def a_pinned_epoch_is_collected() -> Iterator[None]:
 
 
 @mutation
+def an_epoch_is_collected_while_it_is_read() -> Iterator[None]:
+    original = collector.Collector.hold
+
+    def hold(self: Any, epoch: Epoch) -> bool:
+        is_there = original(self, epoch)
+        self._held.clear()
+        return is_there
+
+    with patch.object(collector.Collector, "hold", hold):
+        yield
+
+
+@mutation
 def claimed_content_is_collected() -> Iterator[None]:
     original = retention.unreachable
     with patch.object(collector, "unreachable", lambda stored, reached, _: original(stored, reached, ())):
@@ -256,6 +269,17 @@ def a_permit_covers_the_batch_before_its_first() -> Iterator[None]:
         return bool(self.after_batch <= batch <= self.through_batch)
 
     with patch.object(commit.CommitPermit, "covers", covers):
+        yield
+
+
+@mutation
+def an_epoch_begins_with_the_first_batch_when_the_one_before_is_gone() -> Iterator[None]:
+    original = publishing.Publisher._permit
+
+    def permit(self: Any, sink: Any, state: Any, epoch: Any, before: Any) -> Any:
+        return original(self, sink, state, replace(epoch, after_batches={}), before)
+
+    with patch.object(publishing.Publisher, "_permit", permit):
         yield
 
 

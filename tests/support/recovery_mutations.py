@@ -218,6 +218,21 @@ def a_binding_alignment_limit_is_ignored() -> Iterator[None]:
 
 
 @mutation
+def an_operators_own_limit_beats_a_binding_one() -> Iterator[None]:
+    original = agent.Agent._begin_alignment
+
+    def begin(self: Any, epoch: Any, terms: Any, now_ms: int) -> Any:
+        actions = original(self, epoch, terms, now_ms)
+        # Only longer waits: shorter ones break what an aligned checkpoint promises, which is another mutation.
+        if epoch in self._aligning and terms.is_binding and self._limits.own_ms is None:
+            self._aligning[epoch] = replace(self._aligning[epoch], limit_ms=None)
+        return actions
+
+    with patch.object(agent.Agent, "_begin_alignment", begin):
+        yield
+
+
+@mutation
 def an_older_generation_may_acknowledge() -> Iterator[None]:
     original = pending_epoch.PendingEpoch.acknowledge
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, assert_never
 
 from cutline.errors import InvariantViolation
+from cutline.model.cut import BarrierTerms
 from cutline.model.entries import BarrierEntry
 from cutline.model.ids import NO_BATCH, START, BatchId, Epoch, Generation, OperatorId, Position
 from cutline.model.staging import StagedBatch
-from cutline.protocol.cut.agent import Agent, AlignmentLimits, FoundCut
+from cutline.protocol.cut.agent import Agent, AlignmentLimits, CutState, FoundCut
 from cutline.protocol.cut.credits import CreditAccount
 from cutline.protocol.history.lineage import Lineage, lineage_of
 from cutline.protocol.link import Endpoint, Envelope
@@ -39,7 +40,7 @@ from cutline.testing.simulator.processes.query import Query
 from cutline.testing.simulator.processes.snapshots import Snapshots
 from cutline.testing.simulator.storage.log import Data, Entry, Rows, View
 from cutline.testing.simulator.storage.sinks import SinkTarget
-from cutline.testing.simulator.world import COORDINATOR, Crash
+from cutline.testing.simulator.world import COORDINATOR, Crash, Violation
 
 if TYPE_CHECKING:
     from cutline.testing.simulator.processes.flow import SimulatedFlow
@@ -69,11 +70,15 @@ class OperatorProcess:
         self._seen = dict.fromkeys(flow.graph.inputs[operator], START)
         self._armed_ms: int | None = None
         self._link_armed = False
+        #: Of epochs whose barrier has appeared: when, and what it says.
+        self._asked: dict[Epoch, tuple[int, BarrierTerms]] = {}
+        self._appeared = dict.fromkeys(flow.graph.inputs[operator], START)
         view = self.view()
         #: Where its next entry will stand: it is the only writer, or is fenced.
         self._end = view.end
         self.last_batch: BatchId = view.last_batch if view.entries else NO_BATCH
         self.positions: dict[OperatorId, Position] = dict(view.positions)
+        self._read_before = dict(view.positions)
         #: Visible, and not known to be synced: their writer may have died first.
         self._unsynced: list[Entry] = left_unsynced(view)
         self._agent, self._open = self._recovered_agent(view)
@@ -237,6 +242,7 @@ class OperatorProcess:
 
     def _handle(self, event: AgentEvent) -> None:
         self._perform(self._agent.handle(event, now_ms=self.now()))
+        self._check_limit(event)
         if self.credits.is_exempt != self._agent.is_aligning():
             self.credits.is_exempt = self._agent.is_aligning()
             self.query.poke()
@@ -244,6 +250,21 @@ class OperatorProcess:
         if deadline is not None and deadline != self._armed_ms:
             self._armed_ms = deadline
             self.world.after(deadline - self.now(), self._tick, self)
+
+    def _check_limit(self, event: AgentEvent) -> None:
+        """An operator waits for alignment no longer than a request allows, whatever its own limit says."""
+        if isinstance(event, BarrierAppeared | DataAppeared):
+            self._appeared[event.channel] = Position(event.seq + 1)
+        if isinstance(event, BarrierAppeared):
+            self._asked.setdefault(event.epoch, (self.now(), event.terms))
+        aligning = [epoch for epoch in self._asked if self._agent.state_of(epoch) is CutState.ALIGNING]
+        # Epochs are cut in order, and none before all is seen again that was read before this process.
+        if not aligning or any(self._appeared[name] < at for name, at in self._read_before.items()):
+            return
+        since_ms, terms = self._asked[min(aligning)]
+        limit_ms = terms.alignment_limit_ms
+        if terms.is_binding and limit_ms is not None and self.now() - since_ms >= limit_ms:
+            raise Violation(f"epoch {min(aligning)}: {self.operator} waits although {limit_ms} ms have passed")
 
     def _tick(self) -> None:
         self._armed_ms = None

@@ -21,12 +21,15 @@ from cutline.cli.main import app
 from cutline.connectors.generator.spark_reader import payments
 from cutline.connectors.kafka import positions as kafka_positions
 from cutline.connectors.kafka.client import Bounds, bounds_of
+from cutline.connectors.spark_sources import ADDRESS_OPTIONS, SETTINGS, SOURCES
 from cutline.errors import ConfigError, LostInputError
 from cutline.flow import Flow
 from cutline.model.layout import Layout
+from cutline.model.plan import PlannedSource
 from cutline.model.status import SourceStatus
 from cutline.runtime.handle import RunningFlow
 from cutline.sinks import Parquet
+from cutline.spark.source_discovery import KnownSources, planned_sources
 from cutline.storage.local import LocalStore
 from tests.support.kafka_mock import MockKafka
 from tests.support.passfile import with_passfile
@@ -226,3 +229,19 @@ def test_a_source_that_nobody_can_ask_is_reported_as_not_guarded(
     run = flow.start(restore_to=epoch)
     assert run.status().recovery.path == "local", "it works like any other"
     run.stop()
+
+
+def test_the_servers_that_the_code_names_are_found_in_the_plan(spark: SparkSession) -> None:
+    session = spark.newSession()
+    for source in SOURCES:
+        session.dataSource.register(source)
+    known = KnownSources(classes=SOURCES, settings=SETTINGS, address_options=ADDRESS_OPTIONS)
+    options = {"cutline_nats": {"URL": "nats://a:1", "stream": "S"}, "cutline_kafka": {"servers": "b:2", "topic": "t"}}
+    found = [
+        planned_sources(session.readStream.format(name).options(**given).load(), known)
+        for name, given in options.items()
+    ]
+    assert found == [
+        (PlannedSource(format="cutline_nats", address="nats://a:1"),),
+        (PlannedSource(format="cutline_kafka", address="b:2"),),
+    ]

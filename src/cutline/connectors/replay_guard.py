@@ -6,16 +6,20 @@ of no known kind is not guarded: only its operators know whether its input still
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
+from cutline.base.redaction import address_without_secrets
 from cutline.connectors.files.guard import FILES, local_path
 from cutline.connectors.generator import guard as generator_guard
 from cutline.connectors.generator import rows as generator
 from cutline.connectors.kafka import positions as kafka_positions
 from cutline.connectors.nats import positions as nats_positions
 from cutline.connectors.postgres import positions as postgres_positions
+from cutline.errors import NotDone
 from cutline.model.plan import PlannedSource
 from cutline.ports.inspection import SourceReport
 from cutline.ports.source_guard import SourceKind, Today
@@ -35,16 +39,50 @@ class _AsksServer(Protocol):
     def beginning(self, position: bytes) -> bytes: ...
 
 
-def _asking(server: _AsksServer, name: str) -> SourceKind:
-    """A kind whose offsets say which server to ask."""
-    return SourceKind(
-        name,
-        lambda position, _: server.is_mine(position),
-        lambda position, _, today: server.check(position, today.newest),
-        lambda positions, today: server.moved(positions, today.newest),
-        server.beginning,
-        server.KIND,
-    )
+def _asking(server: _AsksServer, name: str, field: str) -> SourceKind:
+    """A kind of which a server must be asked; ``field``: where its offsets hold the address."""
+
+    def check(position: bytes | None, _: Path, today: Today) -> SourceReport:
+        at, newest = _at_known_server([position, today.newest], today, server.KIND, field)
+        return server.check(at, newest)
+
+    def moved(positions: Sequence[bytes], today: Today) -> list[bytes]:
+        *at, newest = _at_known_server([*positions, today.newest], today, server.KIND, field)
+        return server.moved([one for one in at if one is not None], newest)
+
+    return SourceKind(name, lambda position, _: server.is_mine(position), check, moved, server.beginning, server.KIND)
+
+
+def _at_known_server(positions: Sequence[bytes | None], today: Today, kind: str, field: str) -> list[bytes | None]:
+    """The positions with addresses that the flow's code names: one in an imported savepoint may lead anywhere.
+
+    A server that has moved is asked where the code says it is now. If the code names several, none can be chosen for an
+    address that is not among them. Without the code, which is known of a flow that starts, they stay as they are.
+    """
+    planned = {_spelled(one.address): one.address for one in today.planned if one.format == kind and one.address}
+    return [one if one is None or not planned else _moved_to(one, planned, field) for one in positions]
+
+
+def _moved_to(position: bytes, planned: Mapping[str, str], field: str) -> bytes:
+    try:
+        offset = msgspec.json.decode(position)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return position  # of no kind that is known here
+    stored = offset.get(field) if isinstance(offset, dict) else None
+    if not isinstance(stored, str) or _spelled(stored) in planned:
+        return position
+    if len(planned) > 1:
+        raise NotDone(
+            f"the checkpoint names the server {address_without_secrets(stored)}, which the operator does not read from",
+            next_step="if the server has moved, name it in the operator's options as the checkpoint does; "
+            "otherwise do not use this checkpoint",
+        )
+    return msgspec.json.encode(offset | {field: next(iter(planned.values()))})
+
+
+def _spelled(address: str) -> str:
+    """Several addresses may be written with spaces between them."""
+    return ",".join(one.strip() for one in address.split(","))
 
 
 def _check_generator(position: bytes | None, _: Path, today: Today) -> SourceReport:
@@ -62,9 +100,9 @@ def _generators(today: Today) -> list[bytes]:
 #: The first kind that recognises a source guards it.
 SOURCE_KINDS: tuple[SourceKind, ...] = (
     FILES,
-    _asking(kafka_positions, "Kafka"),
-    _asking(nats_positions, "NATS"),
-    _asking(postgres_positions, "PostgreSQL"),
+    _asking(kafka_positions, "Kafka", "servers"),
+    _asking(nats_positions, "NATS", "url"),
+    _asking(postgres_positions, "PostgreSQL", "url"),
     SourceKind(
         "generator",
         lambda position, _: generator.parse_position(position) is not None,

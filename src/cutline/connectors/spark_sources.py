@@ -9,8 +9,11 @@ import msgspec
 from cutline.connectors.generator.rows import KIND as GENERATOR
 from cutline.connectors.generator.rows import settings_of
 from cutline.connectors.generator.spark_reader import GeneratorSource
+from cutline.connectors.kafka.positions import KIND as KAFKA
 from cutline.connectors.kafka.spark_reader import KafkaSource
+from cutline.connectors.nats.positions import KIND as NATS
 from cutline.connectors.nats.spark_reader import NatsSource
+from cutline.connectors.postgres.positions import KIND as POSTGRES
 from cutline.connectors.postgres.spark_reader import PostgresSource
 from cutline.errors import ConfigError
 
@@ -28,3 +31,5 @@ def _generator_settings(options: Mapping[str, str]) -> bytes:
 
 #: By format: encodes the options (with lower-case names) that the source's guard must know. Other sources need none.
 SETTINGS: Mapping[str, Callable[[Mapping[str, str]], bytes]] = {GENERATOR: _generator_settings}
+#: By format: the option that names the server.
+ADDRESS_OPTIONS: Mapping[str, str] = {KAFKA: "servers", NATS: "url", POSTGRES: "url"}

@@ -16,6 +16,8 @@ class PlannedSource(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     #: As JSON, exactly the settings that determine its rows; only for sources that store no rows.
     settings: bytes | None = None
+    #: Of a server, as the operator's function names it; empty: there is none, or it is not known.
+    address: str = ""
 
 
 class OperatorPlan(msgspec.Struct, frozen=True, kw_only=True):

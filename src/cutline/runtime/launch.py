@@ -60,7 +60,7 @@ def start_flow(
     try:
         request = current_request(layout, restore_to, rename, allow_dropped=allow_dropped, flow=flow.name)
         # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
-        from cutline.connectors.spark_sources import SETTINGS, SOURCES
+        from cutline.connectors.spark_sources import ADDRESS_OPTIONS, SETTINGS, SOURCES
         from cutline.spark.engine import SparkEngine
         from cutline.spark.executor_jobs import SparkExecutors
         from cutline.spark.session import jvm_pid, open_session
@@ -68,7 +68,7 @@ def start_flow(
 
         session = open_session(flow.name, spark)
         lock.note_jvm(jvm_pid(session))
-        sources = KnownSources(classes=SOURCES, settings=SETTINGS)
+        sources = KnownSources(classes=SOURCES, settings=SETTINGS, address_options=ADDRESS_OPTIONS)
         engine = SparkEngine(session, graph, flow.functions, layout, options, sources=sources)
         run = run_on(
             engine,

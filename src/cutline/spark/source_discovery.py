@@ -26,6 +26,8 @@ class KnownSources:
     classes: Sequence[type[DataSource]] = ()
     #: By format: selects the options (with lower-case names) that are needed later. Raises ConfigError.
     settings: Mapping[str, Callable[[Mapping[str, str]], bytes]] = field(default_factory=dict)
+    #: By format: the option that names the server.
+    address_options: Mapping[str, str] = field(default_factory=dict)
 
 
 def planned_sources(frame: DataFrame, known: KnownSources) -> tuple[PlannedSource, ...]:
@@ -55,11 +57,15 @@ def _planned(session: SparkSession, leaf: Any, known: KnownSources) -> PlannedSo
     if node != _RELATION:  # a stream in memory, for tests
         return PlannedSource(format=node)
     name = str(leaf.sourceName())
-    if name not in known.settings:
+    if name not in known.settings and name not in known.address_options:
         return PlannedSource(format=name)
-    options = leaf.extraOptions().asCaseSensitiveMap()
+    given = leaf.extraOptions().asCaseSensitiveMap()
+    options = {option.lower(): str(given[option]) for option in given}
+    encode = known.settings.get(name)
     return PlannedSource(
-        format=name, settings=known.settings[name]({option.lower(): options[option] for option in options})
+        format=name,
+        settings=encode(options) if encode is not None else None,
+        address=options.get(known.address_options.get(name, ""), ""),
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cutline.connectors.replay_guard import SOURCE_KINDS, ReplayGuard
+from cutline.errors import NotDone
+from cutline.model.plan import PlannedSource
 from cutline.ports.inspection import FileProblem, SourceReport
-from cutline.ports.source_guard import SourceKind
+from cutline.ports.source_guard import SourceKind, Today
 from cutline.spark_dir.source_check import check_sources
 
 GUARD = ReplayGuard()
@@ -62,3 +65,56 @@ def test_another_kind_takes_one_entry_in_the_table(tmp_path: Path) -> None:
     kind = SourceKind("kafka", lambda position, _: b"topic" in (position or b""), lambda *_: SourceReport([expired]))
     guard = ReplayGuard([*SOURCE_KINDS, kind])
     assert check_sources(guard, {"0": b'{"topic":{"0":17}}'}, tmp_path).problems == [expired]
+
+
+# ---------------------------------------------------------------------- which server is asked
+
+NATS_OFFSET = {"source": "cutline_nats", "stream": "S", "created": "c", "begin": 1, "sequence": 5, "messages": 4}
+KAFKA_OFFSET = {"source": "cutline_kafka", "topic": "t", "topic_id": "", "begin": {"0": 1}, "offsets": {"0": 2}}
+POSTGRES_OFFSET = {"source": "cutline_postgres", "table": "t", "key_column": "k", "table_id": 1, "begin": 0, "key": 2}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that something would connect to; nothing does."""
+    found: list[str] = []
+
+    def connect(address: str, *_: object, **__: object) -> None:
+        found.append(address)
+        raise NotDone("no answer")
+
+    monkeypatch.setattr("cutline.connectors.nats.positions.Connection", connect)
+    monkeypatch.setattr("cutline.connectors.kafka.positions.consumer", connect)
+    monkeypatch.setattr("cutline.connectors.postgres.positions.connect", connect)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("offset", "field"), [(NATS_OFFSET, "url"), (KAFKA_OFFSET, "servers"), (POSTGRES_OFFSET, "url")]
+)
+def test_only_servers_that_the_code_names_are_asked(asked: list[str], offset: dict[str, Any], field: str) -> None:
+    """The offsets may come from a savepoint that was handed over, and lead anywhere."""
+    stored = json.dumps(offset | {field: "evil:1"}).encode()
+    kind = GUARD.kind_of(stored, Path())
+    assert kind is not None and kind.moved is not None
+    moved = kind.moved
+
+    def ask(*addresses: str, newest: bytes | None = stored) -> list[str]:
+        planned = [PlannedSource(format=str(offset["source"]), address=address) for address in addresses]
+        today = Today(newest, [*planned, PlannedSource(format="rate")])
+        asked.clear()
+        with pytest.raises(NotDone, match="no answer"):
+            kind.check(stored, Path(), today)
+        with pytest.raises(NotDone, match="no answer"):
+            moved([stored, stored], today)
+        return asked.copy()
+
+    assert ask("good:1") == ["good:1", "good:1"]
+    assert ask("good:1", newest=None) == ["good:1", "good:1"]
+    assert ask("good:1", "evil:1 ") == ["evil:1", "evil:1"], "the code names it too"
+    assert ask() == ["evil:1", "evil:1"], "without the flow's code, as for a person who verifies a savepoint"
+    asked.clear()
+    two = [PlannedSource(format=str(offset["source"]), address=address) for address in ("good:1", "good:2")]
+    with pytest.raises(NotDone, match="names the server evil:1"):
+        kind.check(stored, Path(), Today(stored, two))
+    assert asked == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cutline.base.logs import get_logger
@@ -15,6 +17,8 @@ log = get_logger(__name__)
 
 #: When the driver's Python process dies, its JVM notices and exits; until then the JVM could still write Spark's files.
 _JVM_EXIT_SECONDS = 60.0
+#: A note holds a path.
+_MOST_BYTES = 8192
 
 
 class FlowLock:
@@ -44,12 +48,38 @@ class FlowLock:
             ) from error
         self._handle = handle
         self._is_noted = is_noted
-        self._wait_for_jvm(os.pread(handle, 200, 0).decode(errors="replace").split())
-        self._note(str(os.getpid()))
+        text = os.pread(handle, _MOST_BYTES, 0).decode(errors="replace")
+        note = _Note.parse(text)
+        if note is not None and note.file not in ("", _identity(os.fstat(handle))):
+            self._check_copy(note)
+        else:
+            self._wait_for_jvm(text.partition("\n")[0].split())
+        try:
+            self._note(str(os.getpid()))
+        except OSError:  # a full disk: the caller may make room and start again
+            self.release_without_note()
+            raise
 
     def note_jvm(self, pid: int) -> None:
         """Record the JVM of this process, so that a successor can wait for its end."""
         self._note(f"{os.getpid()} {pid} {_start_time(pid)}")
+
+    def _check_copy(self, note: _Note) -> None:
+        """The note was copied with the folder: its process does not use this folder, and its JVM writes nothing here.
+
+        While the original runs, a start of its copy would only take the sinks from it.
+        """
+        if not note.is_alive():
+            return
+        self.release_without_note()
+        raise FlowLockedError(
+            f"this folder is a copy of a storage that is in use: pid {note.pid} on {note.host} runs flow {self._flow} "
+            f"in {note.folder}",
+            next_step=f"leave that process alone if it is the right one, or stop it before you start the copy; for a "
+            f"second flow beside it: cutline savepoint create NAME --flow {self._flow}, then cutline clone",
+            flow=self._flow,
+            path=self._path.parent,
+        )
 
     def release(self) -> None:
         if self._handle is not None:
@@ -60,8 +90,9 @@ class FlowLock:
 
     def _note(self, text: str) -> None:
         if self._handle is not None and self._is_noted:
+            whole = f"{text}\n{_this_process(self._handle, self._path)}" if text else ""
             os.ftruncate(self._handle, 0)
-            os.pwrite(self._handle, text.encode(), 0)
+            os.pwrite(self._handle, whole.encode(errors="surrogateescape"), 0)
 
     def _wait_for_jvm(self, noted: list[str]) -> None:
         if len(noted) != 3 or not noted[1].isdigit():
@@ -93,11 +124,63 @@ def running_pid(path: Path) -> int | None:
 
     The lock itself is not tried: that would make a start at the same moment fail.
     """
+    note = _read_note(path)
+    return note.pid if note is not None and note.is_here and note.is_alive() else None
+
+
+def is_copied(path: Path) -> bool:
+    """Whether the lock file was copied, with its folder, from a flow that ran or runs elsewhere."""
+    note = _read_note(path)
+    return note is not None and not note.is_here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    """What the process that runs the flow has written into its lock file."""
+
+    pid: int
+    #: When the process began; empty: a former version wrote the note.
+    started: str
+    #: The lock file itself, which a copy of it is not.
+    file: str
+    host: str
+    folder: str
+    is_here: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> _Note | None:
+        process, _, more = text.partition("\n")
+        pid = process.split()[0] if process.split() else ""
+        if not (pid.isascii() and pid.isdigit()):
+            return None
+        started, file, host, folder = [*more.split(" ", 3), "", "", "", ""][:4]
+        return cls(pid=int(pid[:10]), started=started, file=file, host=host, folder=folder)
+
+    def is_alive(self) -> bool:
+        """By number and beginning, not by host: containers on one host have several names and may share processes."""
+        now = _start_time(self.pid)
+        return bool(now) and self.started in ("", now)
+
+
+def _this_process(handle: int, path: Path) -> str:
+    begun, file = _start_time(os.getpid()), _identity(os.fstat(handle))
+    return f"{begun or '-'} {file} {socket.gethostname() or '-'} {path.parent}"
+
+
+def _read_note(path: Path) -> _Note | None:
     try:
-        noted = path.read_text().split()
+        with path.open("rb") as file:
+            note = _Note.parse(file.read(_MOST_BYTES).decode(errors="replace"))
+            if note is None:
+                return None
+            return replace(note, is_here=note.file in ("", _identity(os.fstat(file.fileno()))))
     except OSError:
         return None
-    return int(noted[0]) if noted and noted[0].isdigit() and _start_time(int(noted[0])) else None
+
+
+def _identity(status: os.stat_result) -> str:
+    """A copy of a file has another number; a folder that is moved keeps those of its files."""
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _start_time(pid: int) -> str:

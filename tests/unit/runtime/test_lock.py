@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 from cutline.errors import FlowLockedError
 from cutline.runtime import lock as lock_module
-from cutline.runtime.lock import FlowLock
+from cutline.runtime.lock import FlowLock, is_copied, running_pid
 
 HOLDER = """
 import sys
@@ -166,3 +168,89 @@ def test_whatever_the_file_says_the_lock_can_be_taken(path: Path, content: bytes
     lock = FlowLock(path, "payments")
     lock.acquire()
     lock.release()
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The lock file of a copied folder."""
+    (tmp_path / "copy").mkdir()
+    return tmp_path / "copy" / "lock"
+
+
+def test_the_copy_of_a_running_flow_is_refused_immediately_and_told_where_the_original_runs(
+    path: Path, copy: Path, jvm: subprocess.Popen[bytes]
+) -> None:
+    """The process it names is healthy: nothing is waited for, and nothing is to be ended."""
+    other = hold(path, jvm.pid)
+    try:
+        shutil.copy2(path, copy)
+        began = time.monotonic()
+        with pytest.raises(FlowLockedError, match=f"copy of a storage that is in use: pid {other.pid} on") as caught:
+            FlowLock(copy, "payments").acquire()
+        assert time.monotonic() - began < 5
+        assert f"in {path.parent}" in caught.value.what
+        assert "end that process" not in str(caught.value)
+        assert caught.value.where == {"flow": "payments", "path": copy.parent}
+        assert running_pid(path) == other.pid
+        assert running_pid(copy) is None
+        assert is_copied(copy) and not is_copied(path)
+    finally:
+        kill(other)
+
+
+def test_the_copy_of_a_stopped_flow_starts_and_waits_for_no_jvm(
+    path: Path, copy: Path, jvm: subprocess.Popen[bytes]
+) -> None:
+    """The JVM of the original may still write, but into the original's folder."""
+    other = hold(path, jvm.pid)
+    shutil.copy2(path, copy)
+    kill(other)
+    lock = FlowLock(copy, "payments")
+    lock.acquire()
+    assert running_pid(copy) == os.getpid()
+    lock.release()
+
+
+def test_a_folder_that_was_moved_is_no_copy(path: Path, jvm: subprocess.Popen[bytes]) -> None:
+    kill(hold(path, jvm.pid))
+    moved = path.rename(path.with_name("moved"))
+    assert not is_copied(moved)
+
+
+def test_a_note_of_a_former_version_counts_as_before(path: Path) -> None:
+    path.write_text(str(os.getpid()))
+    assert running_pid(path) == os.getpid()
+    path.write_text(f"{os.getpid()} 1 12345")
+    assert running_pid(path) == os.getpid() and not is_copied(path)
+
+
+def test_a_later_process_with_the_number_of_the_noted_one_does_not_run_the_flow(path: Path) -> None:
+    lock = FlowLock(path, "payments")
+    lock.acquire()
+    first, _, second = path.read_text().partition("\n")
+    assert running_pid(path) == os.getpid()
+    path.write_text(f"{first}\n1{second}")
+    assert running_pid(path) is None
+    lock.release()
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from cutline.runtime.lock import FlowLock
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+lock = FlowLock(Path(sys.argv[1]), "payments")
+try:
+    lock.acquire()
+except OSError:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    FlowLock(Path(sys.argv[1]), "payments").acquire()
+    print("acquired")
+"""
+
+
+def test_a_lock_that_cannot_be_noted_is_not_held(path: Path) -> None:
+    """On a full disk, for example: the same process can try again when there is room."""
+    told = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=False)
+    assert told.stdout == "acquired\n", told.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from cutline.config.arguments import check_argument, checked
 from cutline.config.options import operator_options
 from cutline.errors import FlowDefinitionError
 from cutline.launcher import load_launcher
@@ -48,12 +49,14 @@ class Operator:
 class Flow:
     """A named graph of operators, each of which runs as one Spark streaming query."""
 
+    @checked("Flow")
     def __init__(self, name: str) -> None:
         check_name("a flow", name)
         self.name = FlowName(name)
         self._operators: dict[OperatorId, Operator] = {}
         self._sinks: dict[SinkId, tuple[SinkNode, Sink]] = {}
 
+    @checked("flow.operator")
     def operator(
         self,
         name: str | None = None,
@@ -77,6 +80,7 @@ class Flow:
         """
 
         def declare(function: Callable[..., DataFrame]) -> Operator:
+            check_argument("flow.operator", "function", function, Callable, flow=self.name)
             operator = OperatorId(name or function.__name__)
             check_name("an operator", operator, self.name)
             if operator in self._operators:
@@ -114,6 +118,7 @@ class Flow:
 
         return declare
 
+    @checked("flow.sink")
     def sink(
         self,
         operator: Operator | str,
@@ -192,6 +197,7 @@ class Flow:
     def sinks(self) -> dict[SinkId, Sink]:
         return {name: sink for name, (_, sink) in self._sinks.items()}
 
+    @checked("flow.start")
     def start(
         self,
         *,

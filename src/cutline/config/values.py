@@ -13,6 +13,9 @@ from cutline.errors import ConfigError
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNITS_BYTES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
+#: What a signed number of 64 bits can hold: values are stored, added, and passed to Spark.
+MOST = (1 << 62) - 1
+
 
 def parse_duration_ms(value: str | float, *, option: str = "duration") -> int:
     """``"10s"``, ``"500ms"``, ``"2m"``, or a number of seconds."""
@@ -25,15 +28,19 @@ def parse_duration_ms(value: str | float, *, option: str = "duration") -> int:
         amount, factor = float(match[1]), _UNITS_MS[match[2]]
     if amount < 0:
         raise ConfigError(f"{option}: {value!r} is negative", next_step="use zero or more")
+    if amount * factor > MOST:
+        raise ConfigError(f"{option}: {value!r} is too long", next_step="use a shorter duration")
     return round(amount * factor)
 
 
 def parse_bytes(value: str | int, *, option: str = "size") -> int:
     """``"64MB"``, ``"512kb"``, or a number of bytes."""
     match = re.fullmatch(r"\s*(\d+)\s*(b|kb|mb|gb|)\s*", str(value).lower())
-    if match is None:
+    if match is None or isinstance(value, bool):
         raise ConfigError(f"{option}: {value!r} is not a size", next_step='write for example "64MB"')
-    return int(match[1]) * _UNITS_BYTES[match[2]]
+    if len(match[1]) > len(str(MOST)) or (size := int(match[1]) * _UNITS_BYTES[match[2]]) > MOST:
+        raise ConfigError(f"{option}: {value!r} is too large", next_step="use a smaller size")
+    return size
 
 
 class Kind(Protocol):
@@ -101,6 +108,8 @@ class Count:
             count = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
         except ValueError:
             count = None
+        if count is not None and count > MOST:
+            raise ConfigError(f"{option}: {value!r} is too large", next_step=f"use {MOST} or less")
         if count is None:
             raise ConfigError(f"{option}: {value!r} is not a whole number", next_step=f"use {self.least} or more")
         return _at_least(self.least, option, count)
@@ -119,7 +128,7 @@ class Choice:
     words: tuple[str, ...]
 
     def parse(self, option: str, value: Any) -> str:
-        if value not in self.words:
+        if not isinstance(value, str) or value not in self.words:
             raise ConfigError(f"{option}: {value!r} is not known", next_step=f"use one of {', '.join(self.words)}")
         return str(value)
 

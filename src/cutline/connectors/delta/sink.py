@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import unquote
 
 from cutline.base.durable import is_temporary, settle_dir
+from cutline.config.arguments import checked
 from cutline.connectors.delta.claim_files import ClaimFiles
 from cutline.connectors.delta.commits import store_versions
 from cutline.connectors.delta.fit import fit_problems
@@ -50,6 +51,7 @@ class Delta:
     output_modes: frozenset[str] = frozenset({"append", "update"})
     can_rewind: bool = True
 
+    @checked("sinks.Delta")
     def __init__(
         self,
         path: str | os.PathLike[str],

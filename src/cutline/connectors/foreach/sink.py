@@ -17,6 +17,7 @@ import msgspec
 from cutline.base import records
 from cutline.base.durable import create, make_dir, replace
 from cutline.base.file_locks import exclusive
+from cutline.config.arguments import checked
 from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.rows import differences, recorded_schema, rows_schema, storable_schema
 from cutline.connectors.sink_base import OpenedSink
@@ -81,6 +82,7 @@ class Foreach:
     output_modes: frozenset[str] = frozenset({"append", "update"})
     can_rewind: bool = False
 
+    @checked("sinks.Foreach")
     def __init__(self, function: Function, *, staging: str | os.PathLike[str]) -> None:
         """``staging``: a folder for this sink only, which the driver and all executors share."""
         self.function = function

@@ -17,6 +17,7 @@ import msgspec
 from cutline.base import durable, records
 from cutline.base.redaction import address_without_secrets
 from cutline.base.retry import Retry
+from cutline.config.arguments import checked
 from cutline.connectors.kafka.client import (
     Record,
     client_config,
@@ -75,6 +76,7 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
 class Kafka(LogSink):
     """Exactly-once messages for readers of finished transactions. Several flows may write to the topic."""
 
+    @checked("sinks.Kafka")
     def __init__(
         self,
         servers: str,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cutline.base import durable, records
+from cutline.config.arguments import checked
 from cutline.connectors.log_sink import LogSink
 from cutline.connectors.nats.client import Connection, StreamState, check_url, stream_state
 from cutline.connectors.nats.ledger import (
@@ -60,6 +61,7 @@ class _Target(msgspec.Struct, frozen=True, kw_only=True):
 class JetStream(LogSink):
     """Exactly-once messages. Several flows, and other publishers, may use the stream."""
 
+    @checked("sinks.JetStream")
     def __init__(
         self,
         url: str,

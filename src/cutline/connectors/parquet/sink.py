@@ -23,6 +23,7 @@ from cutline.base import records
 from cutline.base.crashpoints import crashpoint
 from cutline.base.durable import create, fsync_dir, fsync_file, is_temporary, make_dir, replace, settle_dir
 from cutline.base.file_locks import exclusive
+from cutline.config.arguments import checked
 from cutline.connectors.parquet.reader import read_folder
 from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.reading import nothing_published
@@ -82,6 +83,7 @@ class Parquet:
     output_modes: frozenset[str] = frozenset({"append", "update"})
     can_rewind: bool = True
 
+    @checked("sinks.Parquet")
     def __init__(self, path: str | os.PathLike[str], partition_by: Sequence[str] = ()) -> None:
         self.path = local_path(path, sink="Parquet")
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from cutline.base.logs import get_logger
+from cutline.config.arguments import checked
 from cutline.connectors.postgres.cleanup import collect_staged_rows
 from cutline.connectors.postgres.connection import Address, Session
 from cutline.connectors.postgres.copy_binary import fits_binary
@@ -64,6 +65,7 @@ class Postgres:
 
     output_modes: frozenset[str] = frozenset({"append", "update"})
 
+    @checked("sinks.Postgres")
     def __init__(
         self,
         dsn: str,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cutline.base.durable import settle_dir
+from cutline.config.arguments import checked
 from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.rows import key_problems, rows_schema, storable_schema
 from cutline.connectors.shared_epochs import (
@@ -63,6 +64,7 @@ class SQLite:
 
     output_modes: frozenset[str] = frozenset({"append", "update"})
 
+    @checked("sinks.SQLite")
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -13,9 +13,10 @@ class CutlineError(Exception):
         self.where = {key: value for key, value in where.items() if value is not None}
         super().__init__(str(self))
 
-    def locate(self, **where: object) -> None:
-        """Add what the caller knows of the place and the error does not say."""
-        self.where = {key: value for key, value in where.items() if value is not None} | self.where
+    def add_where(self, **where: object) -> None:
+        """Add what the code that raised the error did not know; what is there already stays."""
+        self.where |= {key: value for key, value in where.items() if value is not None and key not in self.where}
+        self.args = (str(self),)
 
     def __str__(self) -> str:
         place = ", ".join(f"{key}={value}" for key, value in self.where.items())
@@ -111,6 +112,10 @@ TakenBackError = RewoundError
 
 class InvariantViolation(CutlineError):  # noqa: N818 (it is not an error of the caller, it is a bug)
     """An invariant does not hold. Never caught except to report it."""
+
+
+class StorageError(CutlineError):
+    """A file system refuses: it is full or read-only, a folder is a file, a permission is missing."""
 
 
 class StoreError(CutlineError):

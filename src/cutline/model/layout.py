@@ -49,6 +49,11 @@ class Layout:
         return self.root / "status.json"
 
     @property
+    def traces(self) -> Path:
+        """Whole traces of errors, for a person; never read by the flow."""
+        return self.root / "traces"
+
+    @property
     def generations(self) -> Path:
         return self.root / "generations"
 

@@ -87,7 +87,7 @@ class Query(Protocol):
         ...
 
     def failure(self) -> str | None:
-        """The whole error that ended the query, or None."""
+        """The error that ended the query, its cause first and in a few lines; None: no error."""
         ...
 
     def stop(self) -> None:

@@ -182,11 +182,20 @@ class RegionRecovery:
             except _HopelessError:
                 self._on_fatal(error)
             except Exception as problem:
-                log.error("region_not_restored", flow=self._name, operator=service.operator, exc_info=True)
+                why, next_step = f"{type(problem).__name__}: {problem}", ""
+                if isinstance(problem, CutlineError):
+                    why, next_step = problem.what, problem.next_step
+                log.error(
+                    "region_not_restored",
+                    flow=self._name,
+                    operator=service.operator,
+                    error=why,
+                    exc_info=not isinstance(problem, CutlineError),
+                )
                 self._on_fatal(
                     FlowFailedError(
-                        f"{error}\nits region could not be restored either: {problem}",
-                        next_step="fix the cause, then restart the flow",
+                        f"{error.what}\nIts region could not be restored either: {why}",
+                        next_step=next_step or "fix the cause, then restart the flow",
                         flow=self._name,
                         operator=service.operator,
                     )

@@ -43,7 +43,7 @@ def open_sinks(graph: FlowGraph, sinks: Mapping[SinkId, Sink], plans: Mapping[Op
         try:
             sink.open(context)
         except CutlineError as error:
-            error.locate(flow=graph.flow, operator=node.operator, sink=node.sink)
+            error.add_where(flow=graph.flow, operator=node.operator, sink=node.sink)
             raise
         if not isinstance(sink, ImmediateSink):
             check_numbering(sink.highest(), node.publish, flow=graph.flow, sink=node.sink)

@@ -24,9 +24,10 @@ from cutline.protocol.history.lineage import Lineage
 from cutline.spark import query_plan as planning
 from cutline.spark.batch import SparkBatch
 from cutline.spark.channel_source import FORMAT, ChannelSource
-from cutline.spark.query import _QUERY_LOGGER, SparkQuery, _asking_jvm
+from cutline.spark.failures import failing_function
+from cutline.spark.query import SparkQuery, _asking_jvm
 from cutline.spark.remote_dirs import settle_live_dirs
-from cutline.spark.session import query_session, settle_python_sources
+from cutline.spark.session import QUERY_LOGGER, is_own_session, query_session, set_log_level, settle_python_sources
 from cutline.spark.source_discovery import KnownSources, planned_sources
 
 
@@ -51,6 +52,8 @@ class SparkEngine:
         self._sources = sources
         self._frames: dict[OperatorId, DataFrame] = {}
         self._lock = threading.Lock()
+        #: In a session of ours, errors of queries are reported by us alone: see ``open_session``.
+        self._log_level = "OFF" if is_own_session(session) else "ERROR"
         #: Operators whose queries are restarted after each batch.
         self._restarting: set[OperatorId] = set()
         self._live_dirs: LiveDirs | None = settle_live_dirs(
@@ -69,22 +72,26 @@ class SparkEngine:
     def plan(self) -> dict[OperatorId, OperatorPlan]:
         plans: dict[OperatorId, OperatorPlan] = {}
         for node in self._graph.operators:
-            frame = planning.check_streaming(self._graph.flow, node.operator, self._build(node))
-            planning.check_columns(self._graph.flow, node.operator, frame.schema)
-            settle_python_sources(frame.sparkSession)
-            mode = self._graph.output_modes[node.operator]
-            planning.check_output_mode(self._graph.flow, node.operator, frame, mode)
-            stateful = planning.is_stateful(frame)
-            partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1")
-            self._frames[node.operator] = frame
-            plans[node.operator] = OperatorPlan(
-                operator=node.operator,
-                subtasks=partitions if stateful else 1,
-                is_stateful=stateful,
-                schema_ipc=planning.schema_message(frame),
-                sources=planned_sources(frame, self._sources),
-            )
+            with failing_function(self._graph.flow, node.operator, self._layout.traces):
+                plans[node.operator] = self._plan_of(node)
         return plans
+
+    def _plan_of(self, node: OperatorNode) -> OperatorPlan:
+        frame = planning.check_streaming(self._graph.flow, node.operator, self._build(node))
+        planning.check_columns(self._graph.flow, node.operator, frame.schema)
+        settle_python_sources(frame.sparkSession)
+        mode = self._graph.output_modes[node.operator]
+        planning.check_output_mode(self._graph.flow, node.operator, frame, mode)
+        stateful = planning.is_stateful(frame)
+        partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1")
+        self._frames[node.operator] = frame
+        return OperatorPlan(
+            operator=node.operator,
+            subtasks=partitions if stateful else 1,
+            is_stateful=stateful,
+            schema_ipc=planning.schema_message(frame),
+            sources=planned_sources(frame, self._sources),
+        )
 
     def _build(self, node: OperatorNode) -> Any:
         session = query_session(self._session, state_backend=self._options.state_backend, subtasks=node.subtasks)
@@ -129,7 +136,7 @@ class SparkEngine:
                 .foreachBatch(on_batch)
                 .start()
             )
-        return SparkQuery(query, self._graph.flow)
+        return SparkQuery(query, self._graph.flow, operator, self._layout.traces)
 
     def set_gate(
         self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage, first: Position
@@ -152,17 +159,15 @@ class SparkEngine:
             before = bool(self._restarting)
             (self._restarting.add if are_expected else self._restarting.discard)(operator)
             if bool(self._restarting) != before:
-                self._set_query_log_level("OFF" if self._restarting else "ERROR")
+                self._set_query_log_level("OFF" if self._restarting else self._log_level)
 
     def begin_stop(self) -> None:
         self._set_query_log_level("OFF")
 
     def close(self) -> None:
         """Resets only Cutline's log setting: the session belongs to the code that created it."""
-        self._set_query_log_level("ERROR")
+        self._set_query_log_level(self._log_level)
 
     def _set_query_log_level(self, level: str) -> None:
         with contextlib.suppress(JvmLostError), _asking_jvm(self._graph.flow):
-            jvm: Any = self._session._jvm
-            levels = jvm.org.apache.logging.log4j.Level
-            jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(_QUERY_LOGGER, levels.toLevel(level))
+            set_log_level(self._session, QUERY_LOGGER, level)

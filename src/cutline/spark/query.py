@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -12,9 +13,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cutline.errors import JvmLostError
-from cutline.model.ids import FlowName
-
-_QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+from cutline.model.ids import FlowName, OperatorId
+from cutline.spark.failures import summary_of
 
 
 @contextlib.contextmanager
@@ -35,9 +35,12 @@ def _asking_jvm(flow: FlowName) -> Iterator[None]:
 class SparkQuery:
     """A running query. See ``cutline.ports.Query``."""
 
-    def __init__(self, query: StreamingQuery, flow: FlowName) -> None:
+    def __init__(self, query: StreamingQuery, flow: FlowName, operator: OperatorId, traces: Path) -> None:
+        """``traces``: the folder for the whole trace of the error that ends the query."""
         self._query = query
         self._flow = flow
+        self._operator = operator
+        self._traces = traces
 
     def is_active(self) -> bool:
         try:
@@ -52,10 +55,13 @@ class SparkQuery:
             return not status["isTriggerActive"] and not status["isDataAvailable"]
 
     def failure(self) -> str | None:
-        """Raises JvmLostError if the JVM has ended: a restart of the query would not help."""
+        """The cause in a few words, and where its whole trace is.
+
+        Raises JvmLostError if the JVM has ended: a restart of the query would not help.
+        """
         with _asking_jvm(self._flow):
             error = self._query.exception()
-            return str(error) if error else None
+            return summary_of(str(error), self._operator, self._traces) if error else None
 
     def stop(self) -> None:
         with contextlib.suppress(JvmLostError), _asking_jvm(self._flow):

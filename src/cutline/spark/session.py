@@ -6,12 +6,29 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
+
+from cutline.config.arguments import check_argument
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _HDFS_BACKED = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
+QUERY_LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+#: Each writes the whole trace of a failed query to the terminal. Cutline reports the cause, and stores the trace.
+_TRACE_LOGGERS = (
+    QUERY_LOGGER,
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+)
+#: The same in Python, as one long line of JSON.
+_PYTHON_TRACE_LOGGER = "SQLQueryContextLogger"
+#: In the settings of a session that Cutline created.
+_OWN_SESSION = "spark.cutline.session"
+_LOG_LEVEL = "CUTLINE_SPARK_LOG_LEVEL"
 
 #: For a session that Cutline creates. Every setting was measured to help; a user's own setting wins.
 _SESSION_DEFAULTS = {
@@ -66,12 +83,13 @@ def _user_defaults() -> set[str]:
 
 def open_session(app: str, given: SparkSession | None, extra: Mapping[str, str] | None = None) -> SparkSession:
     """The session to run on: the one given, the active one, or a new local one (with ``extra`` settings)."""
+    check_argument("flow.start", "spark", given, SparkSession | None, flow=app)
     session = given or SparkSession.getActiveSession()
     if session is not None:
         return session
     builder = SparkSession.builder.appName(app)
     users = _user_defaults()
-    settings = {**_SESSION_DEFAULTS, **(extra or {})}
+    settings = {**_SESSION_DEFAULTS, _OWN_SESSION: "true", **(extra or {})}
     is_local = "SPARK_MASTER" not in os.environ and "spark.master" not in users
     # Workers must use the interpreter that has Cutline installed.
     os.environ["CUTLINE_WORKER_PYTHON"] = sys.executable
@@ -86,8 +104,23 @@ def open_session(app: str, given: SparkSession | None, extra: Mapping[str, str] 
         if key not in users:
             builder = builder.config(key, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel(os.environ.get("CUTLINE_SPARK_LOG_LEVEL", "ERROR"))
+    session.sparkContext.setLogLevel(os.environ.get(_LOG_LEVEL, "ERROR"))
+    if is_own_session(session):
+        for logger in _TRACE_LOGGERS:
+            set_log_level(session, logger, "OFF")
+        PySparkLogger.getLogger(_PYTHON_TRACE_LOGGER).disabled = True
     return session
+
+
+def is_own_session(session: SparkSession) -> bool:
+    """Whether Cutline created the session, and the user asked for no other logging of Spark."""
+    return session.conf.get(_OWN_SESSION, None) == "true" and _LOG_LEVEL not in os.environ
+
+
+def set_log_level(session: SparkSession, logger: str, level: str) -> None:
+    jvm: Any = session._jvm
+    levels = jvm.org.apache.logging.log4j.Level
+    jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(logger, levels.toLevel(level))
 
 
 def query_session(session: SparkSession, *, state_backend: str, subtasks: int | None) -> SparkSession:

@@ -154,7 +154,7 @@ class Supervisor:
         self._on_given_up(
             self._service,
             FlowFailedError(
-                f"failed {self._failures} times without finishing a batch; the last error was:\n{error}\n",
+                f"{error}\nThe query failed {self._failures} times without finishing a batch",
                 next_step="fix the cause, then restart the flow: it resumes where it stopped",
                 flow=self._flow,
                 operator=self._service.operator,

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,8 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from cutline.cli.options import FlowName, Json, Storage
+from cutline.cli.places import layout_in, no_flow
 from cutline.config.loading import load_options
 from cutline.config.options import Options
 from cutline.config.values import parse_duration_ms
@@ -49,10 +50,11 @@ def gc(
 ) -> None:
     """Collect what interrupted work has left and no checkpoint needs. A running flow does this itself, on request."""
     options = load_options({"storage": storage, "remote": remote})
-    layout = Layout(Path(options.storage).resolve(), flow)
+    layout = layout_in(options, flow)
     if not layout.identity.exists():
-        raise ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name")
-    grace_ms = parse_duration_ms(float(grace) if grace.isdigit() else grace, option="--grace")
+        raise no_flow(flow, options)
+    is_number = grace.isascii() and grace.isdigit()
+    grace_ms = parse_duration_ms(float(grace) if is_number else grace, option="--grace")
     tier = _remote_tier(layout, options)
     with _progress(Console(stderr=True), is_shown=not as_json) as on_found:
         collected = _collect(layout, options, tier, grace_ms=grace_ms, is_dry_run=dry_run, on_found=on_found)
@@ -178,7 +180,7 @@ def _print(console: Console, collected: Collected, *, is_dry_run: bool) -> None:
     if collected.findings:
         table = Table("tier", "kind", "count", "bytes", "why")
         for tier, kind, count, size_bytes in found(collected):
-            table.add_row(tier, kind, f"{count:,}", f"{size_bytes:,}", WHY[kind])
+            table.add_row(*map(Text, (tier, kind, f"{count:,}", f"{size_bytes:,}", WHY[kind])))
         console.print(table)
     for one in collected.findings if is_dry_run else ():
         console.print(f"{one.tier} {one.kind} {escape(one.path)} {one.size_bytes:,}", highlight=False, soft_wrap=True)

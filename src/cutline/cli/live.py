@@ -53,7 +53,8 @@ def _operators(status: FlowStatus) -> Table:
             state = "blocked by a full channel"
         for epoch, inputs in item.aligning.items():
             state = f"aligning epoch {epoch} (waits for {', '.join(inputs)})"
-        table.add_row(name, str(item.batch), f"{item.rows:,}", f"{item.batch_ms:.0f}", backlog, state)
+        cells = (name, str(item.batch), f"{item.rows:,}", f"{item.batch_ms:.0f}", backlog, state)
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -62,11 +63,12 @@ def _checkpoints(status: FlowStatus) -> Table:
     for name in ("epoch", "outcome", "ms", "new bytes", "in flight", ""):
         table.add_column(name, justify="right" if name in ("epoch", "ms", "new bytes", "in flight") else "left")
     for epoch, item in status.checkpoints.pending.items():
-        table.add_row(str(epoch), item.state, str(item.since_ms), "", "", f"waits for {', '.join(item.missing)}")
+        cells = (str(epoch), item.state, str(item.since_ms), "", "", f"waits for {', '.join(item.missing)}")
+        table.add_row(*map(Text, cells))
     for outcome in status.history[:6]:
         details = outcome.details
         is_complete = outcome.outcome == "completed"
-        table.add_row(
+        cells = (
             str(outcome.epoch),
             outcome.outcome,
             str(details.get("duration_ms", "")),
@@ -74,8 +76,9 @@ def _checkpoints(status: FlowStatus) -> Table:
             _in_flight(details) if is_complete else "",
             outcome.reason,
         )
+        table.add_row(*map(Text, cells))
     published = ", ".join(f"{name}: epoch {sink.published_epoch}" for name, sink in status.sinks.items())
-    table.caption = f"published – {published}" if published else None
+    table.caption = Text(f"published – {published}") if published else None
     table.caption_justify = "left"
     return table
 

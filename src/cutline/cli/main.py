@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 
 import typer
-from rich.console import Console
 
 from cutline import __version__
-from cutline.base.redaction import without_secrets
 from cutline.cli.demo import demo
+from cutline.cli.failures import run_command
 from cutline.cli.gc import gc
 from cutline.cli.restore import restore
 from cutline.cli.run import run
@@ -19,7 +18,6 @@ from cutline.cli.simulate import simulate
 from cutline.cli.sinks import sinks
 from cutline.cli.status import status
 from cutline.cli.verify import verify
-from cutline.errors import CutlineError
 
 app = typer.Typer(
     name="cutline",
@@ -48,15 +46,8 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command line; a CutlineError is shown without a traceback."""
-    try:
-        app()
-    except CutlineError as error:
-        console = Console(stderr=True)
-        console.print("[bold red]error:[/]", end=" ")
-        # Not as markup: the text may hold brackets, and names from outside.
-        console.print(without_secrets(str(error)), highlight=False, markup=False)
-        sys.exit(1)
+    """Run the command line, and exit with its code; no error leaves with a traceback."""
+    sys.exit(run_command(app, sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cutline.cli.options import FlowName, Json, Storage, parse_renames
-from cutline.cli.places import flow_layout, is_running, kept_checkpoints, savepoints_of
+from cutline.cli.places import epoch_number, flow_layout, is_running, kept_checkpoints, savepoints_of
 from cutline.cli.run import load_flow
 from cutline.errors import ConfigError, RecoveryError
 from cutline.model import ids
@@ -83,7 +84,7 @@ def operators_table(fates: list[OperatorFate]) -> Table:
     """What the restore does with every operator."""
     table = Table("operator", "was", "now", "")
     for one in fates:
-        table.add_row(one.fate, one.was or "", one.now or "", one.note)
+        table.add_row(*map(Text, (one.fate, one.was or "", one.now or "", one.note)))
     return table
 
 
@@ -105,7 +106,7 @@ def _inputs_then(
     layout: Layout, savepoints: Savepoints, target: str, epoch: Epoch
 ) -> dict[OperatorId, list[OperatorId]]:
     """The inputs of each operator of the checkpoint."""
-    if target.isdigit():
+    if epoch_number(target) is not None:
         store = LocalStore.reading(layout)
         manifest, generations = store.checkpoints.load_manifest(epoch), store.generations.load_all()
     else:
@@ -123,9 +124,9 @@ def _target(store: LocalStore, savepoints: Savepoints, to: str | None, at: str |
     if at is not None and to is None:
         try:
             moment = datetime.datetime.fromisoformat(at)
-        except ValueError as error:
+            limit_ms = moment.astimezone(datetime.UTC).timestamp() * 1000
+        except (ValueError, OverflowError) as error:
             raise ConfigError(f"--at: {at!r} is not a time", next_step="write 2026-11-16T02:00:00") from error
-        limit_ms = moment.astimezone(datetime.UTC).timestamp() * 1000
         past = [manifest.epoch for manifest in kept if manifest.completed_ms <= limit_ms]
         if not past:
             raise RecoveryError(f"no available checkpoint is as old as {at}", next_step="see cutline verify --all")
@@ -134,9 +135,10 @@ def _target(store: LocalStore, savepoints: Savepoints, to: str | None, at: str |
         raise ConfigError(
             "no target: use --to EPOCH, --to SAVEPOINT or --at TIME", next_step="give exactly one of them"
         )
-    if not to.isdigit():
+    epoch = epoch_number(to)
+    if epoch is None:
         return to, savepoints.load(to).epoch
-    if int(to) not in epochs:
+    if epoch not in epochs:
         shown = ", ".join(map(str, epochs)) or "none"
-        raise RecoveryError(f"epoch {to} is not available", next_step=f"choose one of {shown}, or a savepoint")
-    return to, Epoch(int(to))
+        raise RecoveryError(f"epoch {epoch} is not available", next_step=f"choose one of {shown}, or a savepoint")
+    return to, epoch

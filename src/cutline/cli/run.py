@@ -17,11 +17,14 @@ from rich.console import Console
 from rich.live import Live
 
 from cutline.base.logs import configure_logging
+from cutline.base.storage_errors import in_words
+from cutline.base.traces import cause_of
+from cutline.cli.failures import store_command_trace
 from cutline.cli.live import flow_view
 from cutline.cli.options import Settings, parse_renames
 from cutline.cli.status import as_json_line
 from cutline.config.options import doc_of
-from cutline.errors import ConfigError, FlowDefinitionError
+from cutline.errors import ConfigError, CutlineError, FlowDefinitionError
 from cutline.flow import Flow
 from cutline.runtime.handle import RunningFlow
 from cutline.runtime.launch import start_flow
@@ -31,11 +34,17 @@ _LOOK_SECONDS = 0.25
 
 
 def load_flow(path: Path, name: str | None) -> Flow:
-    """The flow that a Python file defines."""
-    if not path.is_file():
-        raise FlowDefinitionError(f"there is no file {path}", next_step="name the Python file that defines the flow")
+    """The flow that a Python file defines. Raises FlowDefinitionError, with file and line, for whatever is wrong."""
+    with in_words(path=path):
+        if not path.exists():
+            raise FlowDefinitionError(
+                f"there is no file {path}", next_step="name the Python file that defines the flow"
+            )
+        if not path.is_file():
+            raise FlowDefinitionError(f"{path} is not a file", next_step="name the Python file that defines the flow")
+        path.open("rb").close()
     sys.path.insert(0, str(path.resolve().parent))
-    found = [value for value in runpy.run_path(str(path)).values() if isinstance(value, Flow)]
+    found = [value for value in _run_file(path).values() if isinstance(value, Flow)]
     flows: dict[str, Flow] = {flow.name: flow for flow in found}
     if name is not None and name in flows:
         return flows[name]
@@ -45,6 +54,34 @@ def load_flow(path: Path, name: str | None) -> Flow:
         f"{path} defines {'these flows: ' + ', '.join(sorted(flows)) if flows else 'no flow'}",
         next_step="choose one with --flow" if flows else 'define one at the top level: flow = cutline.Flow("name")',
     )
+
+
+def _run_file(path: Path) -> dict[str, Any]:
+    try:
+        return runpy.run_path(str(path))
+    except CutlineError as error:
+        error.add_where(at=cause_of(error).at or path)
+        raise
+    except (Exception, SystemExit) as error:
+        # The user's exception and line come first; what it raised is complete with the file that failed.
+        cause = cause_of(error)
+        raise FlowDefinitionError(
+            f"{cause}, while {path} was loaded", next_step=_next_step(error), path=path, trace=_stored_trace(error)
+        ) from error
+
+
+def _next_step(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"install the package that has {error.name}, or correct the import"
+    if isinstance(error, SystemExit):
+        return 'keep what ends the process below: if __name__ == "__main__"'
+    return "correct the file"
+
+
+def _stored_trace(error: BaseException) -> Path | None:
+    """Of an error that has more than the line which the message names."""
+    is_whole = isinstance(error, SyntaxError | ImportError | SystemExit)
+    return None if is_whole else store_command_trace(error)
 
 
 def run(

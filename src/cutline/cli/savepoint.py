@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -13,9 +12,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from cutline.cli.options import FlowName, Json, Storage, parse_renames
-from cutline.cli.places import flow_layout, is_running, kept_checkpoints, savepoints_in, savepoints_of
+from cutline.cli.places import flow_layout, is_running, kept_checkpoints, layout_in, savepoints_in, savepoints_of
 from cutline.config.loading import load_options
 from cutline.errors import ConfigError, RecoveryError
 from cutline.model import ids
@@ -33,7 +33,7 @@ Name = Annotated[str, typer.Argument(help="Name of the savepoint.")]
 
 def _ask(layout: Layout, kind: str, arguments: dict[str, Any], what: str) -> dict[str, Any]:
     """Send a request to the running flow, and show a spinner while waiting."""
-    with Console(stderr=True).status(what):
+    with Console(stderr=True).status(escape(what)):
         answer: dict[str, Any] = ask(
             layout.requests, kind, arguments, seconds=_ANSWER_SECONDS, wait=lambda: _check_running(layout)
         )
@@ -51,7 +51,7 @@ def _show(savepoint: Savepoint, as_json: bool) -> None:
         return
     table = Table(show_header=False, box=None)
     for key, value in _row(savepoint).items():
-        table.add_row(key, value)
+        table.add_row(*map(Text, (key, value)))
     Console().print(table)
 
 
@@ -65,7 +65,7 @@ def _row(savepoint: Savepoint) -> dict[str, str]:
         "in flight": "nothing" if savepoint.is_drained else "included",
         "files": str(savepoint.files),
         "MB": f"{savepoint.size_bytes / 1e6:.2f}",
-        "note": escape("".join(one if one.isprintable() else "?" for one in savepoint.note)),
+        "note": "".join(one if one.isprintable() else "?" for one in savepoint.note),
     }
 
 
@@ -107,7 +107,7 @@ def list_(flow: FlowName, storage: Storage = None, as_json: Json = False) -> Non
         return
     table = Table(*(_row(found[0]) if found else {"no savepoints": ""}))
     for savepoint in found:
-        table.add_row(*_row(savepoint).values())
+        table.add_row(*map(Text, _row(savepoint).values()))
     Console().print(table)
 
 
@@ -132,7 +132,7 @@ def export(
     storage: Storage = None,
 ) -> None:
     """Copy a savepoint to another disk or a bucket."""
-    with Console(stderr=True).status(f"copying {name}"):
+    with Console(stderr=True).status(escape(f"copying {name}")):
         size = savepoints_of(flow, storage).export(name, place)
     typer.echo(f"savepoint {name} is at {place}: {size / 1e6:.2f} MB")
 
@@ -147,8 +147,8 @@ def import_(
 ) -> None:
     """Import a savepoint that was exported, on this machine or another. The flow need not exist here yet."""
     options = load_options({"storage": storage})
-    layout = Layout(Path(options.storage).resolve(), flow)
-    with Console(stderr=True).status(f"copying {place}"):
+    layout = layout_in(options, flow)
+    with Console(stderr=True).status(escape(f"copying {place}")):
         savepoint = savepoints_in(layout, options).import_from(place, name)
     _show(savepoint, as_json)
 
@@ -167,8 +167,8 @@ def clone(
 ) -> None:
     """Create a second flow that begins at a savepoint, shares nothing with the first, and has empty sinks."""
     options = load_options({"storage": into or storage})
-    target = Layout(Path(options.storage).resolve(), new_flow)
-    with Console(stderr=True).status(f"cloning {name}"):
+    target = layout_in(options, new_flow)
+    with Console(stderr=True).status(escape(f"cloning {name}")):
         manifest, renaming = _savepoints_anywhere(flow, storage).clone(
             name, target, ids.FlowName(new_flow), rename=parse_renames(rename or []), drop=drop or []
         )
@@ -187,7 +187,7 @@ def clone(
 def _savepoints_anywhere(flow: str, storage: str | None) -> Savepoints:
     """The savepoints of a flow, even if it never ran here: an imported savepoint is enough."""
     options = load_options({"storage": storage})
-    return savepoints_in(Layout(Path(options.storage).resolve(), flow), options)
+    return savepoints_in(layout_in(options, flow), options)
 
 
 def stop(

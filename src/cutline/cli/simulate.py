@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cutline.testing.simulator import Outcome, Report, run_seeds
@@ -69,11 +70,11 @@ def _show(console: Console, report: Report) -> None:
         highlight=False,
     )
     console.print(
-        "faults: " + ", ".join(f"{name} {count:,}" for name, count in facts["faults"].items()), highlight=False
+        "faults: " + ", ".join(f"{escape(name)} {count:,}" for name, count in facts["faults"].items()), highlight=False
     )
     for outcome in report.violations[:3]:
         console.print(outcome.story, highlight=False, markup=False)
-        console.print(f"[bold red]seed {outcome.seed}[/]: {outcome.violation}", highlight=False)
+        console.print(f"[bold red]seed {outcome.seed}[/]: {escape(str(outcome.violation))}", highlight=False)
     verdict = "[bold red]violations" if report.violations else "[bold green]violations"
     console.print(f"{verdict}: {len(report.violations)}[/]")
     if report.violations:

@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cutline.cli.options import FlowName, Json, Storage
 from cutline.cli.places import flow_layout, is_running, kept_checkpoints
@@ -71,7 +72,7 @@ def _accept(layout: Layout, flow: str, sink: SinkId) -> None:
 def _print(console: Console, sinks: list[SinkDetails]) -> None:
     table = Table("sink", "operator", "published", "with rows", "waiting", "since", "staged batches", "staged rows")
     for one in sinks:
-        table.add_row(
+        cells = (
             one.sink,
             one.operator,
             str(one.published or "–"),
@@ -81,4 +82,5 @@ def _print(console: Console, sinks: list[SinkDetails]) -> None:
             f"{one.staged_batches:,}",
             f"{one.staged_rows:,}",
         )
+        table.add_row(*map(Text, cells))
     console.print(table)

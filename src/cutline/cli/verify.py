@@ -14,7 +14,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cutline.cli import failures
+from cutline.cli.failures import ExitCode
 from cutline.cli.options import FlowName, Json, Storage
+from cutline.cli.places import epoch_number, layout_in, no_flow
 from cutline.config.loading import load_options
 from cutline.config.options import Options
 from cutline.connectors.replay_guard import ReplayGuard
@@ -31,7 +34,6 @@ from cutline.storage.inspector import LocalInspector
 from cutline.storage.metadata.inspector import inspect_coordinator
 from cutline.tiers.remote_tier import RemoteTier
 
-_DAMAGE, _COULD_NOT_LOOK = 1, 2
 _COLOURS = {"good": "green", "damaged": "bold red", "left": "yellow"}
 _LEFT = "left: belongs to a history that a restore abandoned; nothing is restored from it"
 
@@ -58,24 +60,21 @@ def verify(
         if which is not None and every:
             raise ConfigError("EPOCH and --all exclude one another", next_step="give one of them")
         options = load_options({"storage": storage}, config_file=config)
-        layout = Layout(Path(options.storage).resolve(), flow)
+        layout = layout_in(options, flow)
         roots = (layout.identity, layout.generations, layout.checkpoints, layout.savepoints)
         if not remote and not any(path.exists() for path in roots):
-            raise ConfigError(
-                f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name"
-            )
+            raise no_flow(flow, options)
         with _progress(Console(stderr=True), is_shown=not as_json) as on_read:
             problems, reports = _look(layout, options, which, every=every, remote=remote, deep=deep, on_read=on_read)
     except (CutlineError, OSError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        raise typer.Exit(_COULD_NOT_LOOK) from error
+        raise typer.Exit(failures.report(error, as_json=as_json, code=ExitCode.WRONG_USE)) from error
     count = len(problems) + sum(len(report.problems) for report in reports)
     if as_json:
         typer.echo(json.dumps(_as_json(flow, problems, reports, count)))
     else:
         _print(Console(), flow, problems, reports, count, deep=deep)
     if count:
-        raise typer.Exit(_DAMAGE)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _look(
@@ -96,7 +95,7 @@ def _look(
             folder, LocalInspector(folder, ReplayGuard()), lambda: no_records, deep=True, on_read=on_read
         ).one(epoch)
 
-    flow, epoch = layout.root.name, Epoch(int(which)) if which is not None and which.isdigit() else None
+    flow, epoch = layout.root.name, epoch_number(which)
     if remote:
         if not options.remote:
             raise ConfigError("there is no remote tier", next_step="set remote in cutline.toml or CUTLINE_REMOTE")

@@ -34,7 +34,9 @@ class FolderStore:
         try:
             make_dir(self._root)
         except OSError as error:
-            raise NotDone("the folder cannot be created", path=self._root, why=error.strerror) from error
+            raise NotDone(
+                "the folder cannot be created", next_step="choose another folder", path=self._root, why=error.strerror
+            ) from error
 
     def __repr__(self) -> str:
         return f"FolderStore({self.url})"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutline.base import durable, records
+from cutline.base.storage_errors import in_words
 from cutline.config.compatibility import check_options
 from cutline.config.loading import load_options
 from cutline.config.options import Options
@@ -54,11 +55,32 @@ def start_flow(
     options = load_options(settings, config_file=config_file)
     check_options(options, flow=graph.flow, own=graph.own_options(options))
     layout = Layout(Path(options.storage).resolve(), flow.name)
+
+    def restore() -> RestoreRequest | None:
+        return current_request(layout, restore_to, rename, allow_dropped=allow_dropped, flow=flow.name)
+
+    with in_words(flow=flow.name, path=layout.root):
+        run = _start_in(layout, flow, graph, options, spark=spark, restore=restore, rejoin=rejoin)
+    run.metrics.recovered(run.status().recovery.path, time.monotonic() - begun)
+    return run
+
+
+def _start_in(
+    layout: Layout,
+    flow: Flow,
+    graph: FlowGraph,
+    options: Options,
+    *,
+    spark: SparkSession | None,
+    restore: Callable[[], RestoreRequest | None],
+    rejoin: bool,
+) -> RunningFlow:
+    """Lock the folder, open Spark, recover, run."""
     durable.make_dir(layout.root)
     lock = FlowLock(layout.lock, flow.name)
     lock.acquire()
     try:
-        request = current_request(layout, restore_to, rename, allow_dropped=allow_dropped, flow=flow.name)
+        request = restore()
         # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
         from cutline.connectors.spark_sources import ADDRESS_OPTIONS, SETTINGS, SOURCES
         from cutline.spark.engine import SparkEngine
@@ -70,7 +92,7 @@ def start_flow(
         lock.note_jvm(jvm_pid(session))
         sources = KnownSources(classes=SOURCES, settings=SETTINGS, address_options=ADDRESS_OPTIONS)
         engine = SparkEngine(session, graph, flow.functions, layout, options, sources=sources)
-        run = run_on(
+        return run_on(
             engine,
             flow,
             graph,
@@ -84,8 +106,6 @@ def start_flow(
     except BaseException:
         lock.release()
         raise
-    run.metrics.recovered(run.status().recovery.path, time.monotonic() - begun)
-    return run
 
 
 def store_request(layout: Layout, request: RestoreRequest) -> None:

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from cutline.cli.live import flow_view
 from cutline.errors import CheckpointFailedError
-from cutline.model.status import SourceStatus
+from cutline.model.status import FlowStatus, SourceStatus
 from tests.support.sparkless import SparklessFlow
+from tests.support.statuses import WRITTEN
 
 
 def drawn(flow: SparklessFlow) -> str:
@@ -70,3 +71,24 @@ def test_the_view_says_that_some_rows_in_flight_were_not_counted(tmp_path: Path)
     with console.capture() as captured:
         console.print(flow_view(status))
     assert "1,200 + ? rows" in captured.get()
+
+
+@pytest.mark.parametrize("text", ["[red]", "[/]", "[delta]", "a [/b] c"])
+def test_brackets_are_drawn_as_they_are(text: str) -> None:
+    """In names, reasons and notes: they come from outside."""
+    status = msgspec.json.decode(msgspec.json.encode(WRITTEN), type=FlowStatus)
+    (numbers,) = status.operators.values()
+    outcome = msgspec.structs.replace(status.history[0], outcome="aborted", reason=f"because {text}")
+    status = msgspec.structs.replace(
+        status,
+        operators={text: msgspec.structs.replace(numbers, backlog_rows={f"{text}r": 3}, aligning={})},
+        sinks={f"{text}s": status.sinks["table"]},
+        health=msgspec.structs.replace(status.health, healthy=False, reason=f"ill {text}"),
+        history=[outcome],
+    )
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(flow_view(status, f"note {text}"))
+    drawn = captured.get()
+    for part in (f"{text} ", f"{text}r: 3", f"{text}s: epoch 5", f"ill {text}", f"because {text}", f"note {text}"):
+        assert part in drawn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from cutline.cli.main import app
 from cutline.errors import ConfigError
+from cutline.runtime.lock import FlowLock
 from tests.support.statuses import WRITTEN
 
 #: Larger than any process id.
@@ -42,3 +44,13 @@ def test_a_file_that_is_no_status_is_refused(tmp_path: Path) -> None:
     assert isinstance(told.exception, ConfigError)
     with pytest.raises(ConfigError, match="is not a status"):
         raise told.exception
+
+
+def test_the_status_in_a_copied_folder_is_not_that_of_a_running_flow(tmp_path: Path) -> None:
+    command = store(tmp_path, json.dumps({**WRITTEN, "pid": os.getpid()}))
+    original = FlowLock(tmp_path / "lock", "counting")
+    original.acquire()
+    shutil.copy2(tmp_path / "lock", tmp_path / "counting" / "lock")
+    original.release()
+    told = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(told.stdout)["state"].startswith("not running (this folder is a copy")

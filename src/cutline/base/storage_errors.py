@@ -1,0 +1,71 @@
+"""What a file system or SQLite refuses, in words: full, read-only, not permitted, a file in the place of a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+from cutline.errors import StorageError
+
+_FULL = "the file system is full", "make room, then run it again; nothing that was complete is lost"
+_READ_ONLY = "the file system is read-only", "make it writable, or choose another folder"
+_FORBIDDEN = "this user may not use the file or folder", "change its permissions, or choose another folder"
+_NO_FOLDER = "a file is where a folder is needed", "choose another folder, or move the file away"
+#: By errno: what happened, what to do.
+_BY_NUMBER = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EROFS: _READ_ONLY,
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: _NO_FOLDER,
+    errno.EISDIR: ("a folder is where a file is needed", "name a file"),
+    errno.ENAMETOOLONG: ("a name is too long for the file system", "use a shorter name"),
+    errno.ELOOP: ("a symbolic link leads to itself", "remove the link"),
+    errno.ENOENT: ("a file or folder does not exist", "check the path"),
+    errno.EMFILE: ("this process has too many open files", "raise its limit (ulimit -n)"),
+    errno.ENFILE: ("the system has too many open files", "raise its limit"),
+    errno.EIO: ("the disk reports an error", "check the disk (the kernel's log), then run it again"),
+    errno.ESTALE: ("the network file system was mounted anew", "run it again"),
+}
+#: By what SQLite says.
+_BY_MESSAGE = {
+    "is full": _FULL,
+    "readonly": _READ_ONLY,
+    "unable to open": _FORBIDDEN,
+    "disk I/O error": _BY_NUMBER[errno.EIO],
+    "is locked": ("another process holds the database", "wait for it, or end it, then run it again"),
+}
+
+
+def storage_error(error: BaseException, **where: object) -> StorageError | None:
+    """The error in words; None if it does not come from a file system or SQLite."""
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError) and error.errno:
+        unnamed = error.strerror or str(error), "check the file system, then run it again"
+        what, next_step = _BY_NUMBER.get(error.errno, unnamed)
+        path = error.filename if isinstance(error.filename, str | bytes) else None
+        return StorageError(what, next_step=next_step, **{**where, "path": path or where.get("path")})
+    if _is_sqlite(error):
+        known = (words for part, words in _BY_MESSAGE.items() if part in str(error))
+        what, next_step = next(known, (f"SQLite: {error}", "check the file system, then run it again"))
+        return StorageError(what, next_step=next_step, **where)
+    return None
+
+
+@contextlib.contextmanager
+def in_words(**where: object) -> Iterator[None]:
+    """Raise StorageError in place of what a file system or SQLite refuses; every other error passes unchanged."""
+    try:
+        yield
+    except Exception as error:
+        found = storage_error(error, **where)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _is_sqlite(error: BaseException) -> bool:
+    """By name: only the rooms that speak SQL import SQLite."""
+    return any((kind.__module__, kind.__name__) == ("sqlite3", "OperationalError") for kind in type(error).__mro__)

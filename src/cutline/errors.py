@@ -82,7 +82,7 @@ class RequestFailedError(CutlineError):
 
 
 class FlowFailedError(CutlineError):
-    """The running flow gave up: an operator failed more often than its restart limit."""
+    """The running flow gave up: an operator failed more often than its restart limit. The cause comes first."""
 
 
 class JvmLostError(FlowFailedError):

@@ -168,6 +168,21 @@ def test_short_runs_leave_nothing_behind(tmp_path: Path) -> None:
         assert segment_names(flow.operators[NUMBERS].channel) == set()
 
 
+def test_what_a_stop_leaves_is_collected_by_the_next_run(tmp_path: Path) -> None:
+    """A stop does not wait for queued releases: epochs, content and entries that it leaves go with the next run."""
+    settings: dict[str, Any] = {"mode": "per-operator", "retain_checkpoints": 1}
+    with running(tmp_path, checkpoint_interval="5ms", **settings) as flow:
+        flow.emit(40)
+    for _ in range(2):  # its own release at the end may be dropped too
+        with running(tmp_path, **settings) as flow:
+            flow.emit(1)
+            flow.drain()
+            flow.checkpoint()
+    assert len(flow.checkpoints.epochs()) <= 4, "one of each operator, and at most one that the last stop has left"
+    assert sum(1 for _ in flow.operators[NUMBERS].channel.folder.glob("g*/*.json")) < 15
+    assert_whole(tmp_path)
+
+
 def test_a_dry_run_tells_everything_and_changes_nothing(tmp_path: Path) -> None:
     layout = ran(tmp_path)
     litter(layout, tmp_path / "remote" / "counting")

@@ -1,11 +1,16 @@
-"""``cutline run`` ends at a batch boundary when it is interrupted, whatever it waits for."""
+"""Every command ends within seconds when it is interrupted, whatever it waits for; a flow ends at a batch boundary."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,3 +48,118 @@ def test_a_run_until_done_ends_with_the_error_that_ended_the_flow(tmp_path: Path
     threading.Timer(0.3, flow.run._lifecycle.fail, (error,)).start()
     with pytest.raises(FlowFailedError, match="its disk is lost"):
         _follow(flow.run, None, until_done=True, as_json=False)
+
+
+# ------------------------------------------------------------------------------------------- real processes
+
+#: A request to a store that does not answer is given up after 5 s; everything else ends at once.
+SECONDS = 12.0
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The storage of a flow that has run."""
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        flow.drain()
+    return tmp_path / "storage"
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        yield server
+
+
+def ended_by(number: int, command: list[str], is_waiting: Callable[[], bool], **environment: str) -> str:
+    """Start the command, interrupt it when it waits; what it has said when it has ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cutline.cli.main", *command],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not is_waiting():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(number)
+        said = process.communicate(timeout=SECONDS)[0]
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode in (1, 130, 143), said
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("command", "number"), [(["savepoint", "create", "s1"], signal.SIGTERM), (["stop"], signal.SIGINT)]
+)
+def test_a_request_to_a_flow_that_does_not_answer_is_withdrawn(stopped: Path, command: list[str], number: int) -> None:
+    (stopped / "counting" / "lock").write_text(str(os.getpid()))  # this process runs the flow, and does not answer
+    requests = stopped / "counting" / "requests"
+    where = ["--flow", "counting", "--storage", str(stopped)]
+    ended_by(number, [*command, *where], lambda: any(requests.glob("*.json")))
+    assert list(requests.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [(["gc", "--remote", "s3://bucket/x"], signal.SIGTERM), (["verify", "--remote"], signal.SIGINT)],
+)
+def test_a_command_that_waits_for_a_silent_store_ends(
+    stopped: Path, silent: socket.socket, command: list[str], number: int
+) -> None:
+    reached = threading.Event()
+
+    def accept() -> None:
+        connection, _ = silent.accept()
+        with connection:
+            reached.set()
+            time.sleep(SECONDS)
+
+    threading.Thread(target=accept, daemon=True).start()
+    host, port = silent.getsockname()
+    ended_by(
+        number,
+        [*command, "--flow", "counting", "--storage", str(stopped)],
+        reached.is_set,
+        CUTLINE_REMOTE="s3://bucket/x",
+        AWS_ENDPOINT_URL=f"http://{host}:{port}",
+        AWS_ALLOW_HTTP="true",
+        AWS_REGION="us-east-1",
+        AWS_ACCESS_KEY_ID="nobody",
+        AWS_SECRET_ACCESS_KEY="nothing",
+    )
+
+
+def test_a_start_that_waits_for_the_jvm_of_a_dead_process_ends(stopped: Path, tmp_path: Path) -> None:
+    code = tmp_path / "flow.py"
+    code.write_text(
+        "import cutline\nflow = cutline.Flow('counting')\nflow.operator('numbers')(lambda spark: None)\n"
+        "flow.sink('numbers', cutline.sinks.Parquet('out'), name='table')\n"
+    )
+    lock = stopped / "counting" / "lock"
+    with subprocess.Popen(["sleep", "60"]) as jvm:
+        started = Path(f"/proc/{jvm.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        lock.write_text(f"999999 {jvm.pid} {started}")
+        try:
+            ended_by(signal.SIGTERM, ["run", str(code), "--storage", str(stopped)], lambda: _is_locked(lock))
+        finally:
+            jvm.kill()
+    assert not _is_locked(lock)
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open() as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

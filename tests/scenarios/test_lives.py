@@ -14,6 +14,8 @@ from tools.life_traces import Trace, lives
 CALLED_BACK = {
     ("cutline.base.retry", "cutline.objects.folder"),
     ("cutline.storage.blobs", "cutline.storage.checkpoints"),
+    # Asks before each deletion whether another process runs the flow, or the flow stops.
+    ("cutline.coordinator.retention", "cutline.storage.checkpoints"),
 }
 CHAPTERS = {
     "batch": "Life of a batch",

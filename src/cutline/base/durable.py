@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 _TEMP_PREFIX = ".tmp-"
@@ -77,6 +79,11 @@ def _write_temp(target: Path, data: bytes, *, sync: bool) -> Path:
             view = view[os.write(handle, view) :]
         if sync:
             os.fsync(handle)
+    except BaseException:
+        # On a full disk every retry would leave another part of a file, and use up the room that someone makes.
+        with contextlib.suppress(OSError):
+            os.unlink(temp)
+        raise
     finally:
         os.close(handle)
     return temp
@@ -116,3 +123,14 @@ def make_dir(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         path.mkdir()
         fsync_dir(path.parent)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a lock between processes while a small file is read, compared and replaced; a killed process releases it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

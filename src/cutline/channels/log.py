@@ -60,6 +60,8 @@ class ChannelLog:
         self.segments = SegmentStore.of(folder)
         #: Entries that a power cut could lose, oldest first.
         self._unsynced: list[Path] = []
+        #: The file and content of an append that failed: it may exist nevertheless.
+        self._tried: tuple[Path, bytes] | None = None
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Entry], None]] = []
         #: One deletion at a time: another one that deletes later entries meanwhile would leave a hole.
@@ -284,7 +286,7 @@ class ChannelLog:
         path = codec.entry_path(self.folder, entry.generation, entry.seq)
         if isinstance(entry, DataEntry):
             self.sync_barriers()
-        if not durable.create(path, codec.encode(entry), sync=isinstance(entry, DataEntry)):
+        if not self._create(path, codec.encode(entry), sync=isinstance(entry, DataEntry)):
             raise FencedError(
                 "another process has written to this channel in this generation",
                 next_step="stop this process: another one runs the flow",
@@ -294,6 +296,18 @@ class ChannelLog:
         if isinstance(entry, BarrierEntry):
             self._unsynced.append(path)
         self.accept_followed(entry)
+
+    def _create(self, path: Path, content: bytes, *, sync: bool) -> bool:
+        """Whether the entry's file is this writer's, now or by an earlier attempt that failed after creating it."""
+        was_tried, self._tried = self._tried == (path, content), (path, content)
+        if not durable.create(path, content, sync=sync):
+            if not was_tried or path.read_bytes() != content:
+                return False
+            if sync:
+                durable.fsync_file(path)
+                durable.fsync_dir(path.parent)
+        self._tried = None
+        return True
 
     def accept_followed(self, entry: Entry) -> None:
         """Add an entry that is on disk, written here or by another process, then tell the listeners."""

@@ -27,9 +27,12 @@ def flow_view(status: FlowStatus | None, note: str = "") -> RenderableType:
 
 def _health(status: FlowStatus) -> list[Text]:
     health = status.health
+    if status.failure:
+        return [Text(status.failure, style="red")]
     if health.healthy:
         return []
-    return [Text(f"{health.failures} checkpoints in a row have failed: {health.reason}", style="red")]
+    failed = f"{health.failures} checkpoints in a row have failed: " if health.failures else ""
+    return [Text(failed + health.reason, style="red")]
 
 
 def _unguarded(status: FlowStatus) -> list[Text]:

@@ -11,7 +11,7 @@ from cutline.cli.demo import demo
 from cutline.cli.failures import run_command
 from cutline.cli.gc import gc
 from cutline.cli.restore import restore
-from cutline.cli.run import run
+from cutline.cli.run import end_on_signals, run
 from cutline.cli.savepoint import app as savepoint_app
 from cutline.cli.savepoint import clone, stop
 from cutline.cli.simulate import simulate
@@ -47,6 +47,7 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line, and exit with its code; no error leaves with a traceback."""
+    end_on_signals()
     sys.exit(run_command(app, sys.argv[1:]))
 
 

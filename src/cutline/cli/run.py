@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import runpy
 import signal
+import socket
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +34,10 @@ from cutline.runtime.launch import start_flow
 
 #: How often to look for a signal, or for the end of the flow.
 _LOOK_SECONDS = 0.25
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: How long a command may take to hear a signal.
+_HEARING_SECONDS = 3.0
+_heard = threading.Event()
 
 
 def load_flow(path: Path, name: str | None) -> Flow:
@@ -138,6 +145,38 @@ def run(
     _follow(running, console if show_view else None, until_done=until_done, as_json=as_json)
 
 
+def end_on_signals() -> None:
+    """Let SIGTERM and Ctrl-C end any command: what it holds is released, and a request to a flow is withdrawn.
+
+    Python hears a signal only between two of its own steps. A command that does not hear it, because it waits inside a
+    library for a store that does not answer, ends without that: every step of every command may be its last one.
+    """
+    heard = _on_signals(lambda number: sys.exit(128 + number))
+    ringing, bell = socket.socketpair()
+    bell.setblocking(False)
+    signal.set_wakeup_fd(bell.fileno())
+
+    def watch(ringing: socket.socket, _: socket.socket) -> None:
+        while number := ringing.recv(1):
+            if number[0] in _SIGNALS and not heard.wait(_HEARING_SECONDS):
+                os._exit(128 + number[0])
+
+    # The thread keeps both ends open.
+    threading.Thread(target=watch, args=(ringing, bell), name="cutline-signals", daemon=True).start()
+
+
+def _on_signals(act: Callable[[int], object]) -> threading.Event:
+    """Act when a signal is heard; the returned event is set then."""
+
+    def hear(number: int, _: object) -> None:
+        _heard.set()
+        act(number)
+
+    for number in _SIGNALS:
+        signal.signal(number, hear)
+    return _heard
+
+
 def _process_all(running: RunningFlow, interrupted: threading.Event) -> None:
     """Process the present input, unless that is interrupted. On a thread: what it waits for hears no signal."""
     done: Future[None] = Future()
@@ -159,8 +198,7 @@ def _process_all(running: RunningFlow, interrupted: threading.Event) -> None:
 def _follow(running: RunningFlow, console: Console | None, *, until_done: bool, as_json: bool) -> None:
     """Wait until the flow is done, ends or is interrupted; ``console``: for its live view; None: no live view."""
     interrupted = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: interrupted.set())
+    _on_signals(lambda _: interrupted.set())
     try:
         if until_done:
             _process_all(running, interrupted)
@@ -174,5 +212,6 @@ def _follow(running: RunningFlow, console: Console | None, *, until_done: bool, 
     finally:
         status = running.status()
         running.stop()
+    running.await_termination(0)  # raises the error of a flow that had failed and stayed
     if as_json:
         typer.echo(as_json_line(msgspec.structs.replace(status, state="stopped")))

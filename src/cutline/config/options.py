@@ -16,6 +16,7 @@ import msgspec
 from cutline.config.values import Choice, Count, Duration, Kind, Place, Size, TextTable
 from cutline.errors import ConfigError
 
+OnFailure = Literal["end", "stay"]
 Mode = Literal["auto", "aligned", "unaligned", "per-operator"]
 Tier = Literal["local", "remote"]
 StateBackend = Literal["rocksdb-changelog", "rocksdb", "heap"]
@@ -196,12 +197,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Count(),
         Doc(
             "How often in a row a query is restarted that fails without finishing a batch. Then its region is "
-            "restored; if that does not help, the flow ends."
+            "restored; if it finishes no further batch then, the flow ends."
         ),
     ] = 5
     restart_backoff_ms: Annotated[
         int, Duration(), Doc("Pause before a failed query is restarted; doubles each time.")
     ] = 500
+    on_failure: Annotated[
+        OnFailure,
+        Choice(get_args(OnFailure)),
+        Doc(
+            "When the flow cannot continue: `end` ends it with the error; `stay` stops all work and keeps the process, "
+            "with state `failed` and the error in its status, until it is stopped."
+        ),
+    ] = "end"
     state_backend: Annotated[
         StateBackend,
         Choice(get_args(StateBackend)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
+from cutline.base.outages import outage_of
 from cutline.coordinator.actions import Actions, Replies, Uploaded
 from cutline.coordinator.links import Links
 from cutline.coordinator.ports import CoordinatorPorts
@@ -19,7 +20,14 @@ from cutline.coordinator.requests import Requests
 from cutline.errors import FlowFailedError, UnknownEpochError
 from cutline.model.checkpoint import Manifest
 from cutline.model.ids import NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
-from cutline.model.status import CheckpointStatus, CoordinatorStatus, HealthStatus, MessageCounts, PendingStatus
+from cutline.model.status import (
+    CheckpointStatus,
+    CoordinatorStatus,
+    HealthStatus,
+    MessageCounts,
+    PendingStatus,
+    SinkProblem,
+)
 from cutline.protocol.checkpoint.per_operator import FlowCoordinator
 from cutline.protocol.checkpoint.releases import EntryReleases
 from cutline.protocol.checkpoint.setup import StoredPending
@@ -53,12 +61,18 @@ from cutline.transport.mailbox import AnyEnvelope
 
 log = get_logger(__name__)
 
+#: Its name among the parts of a flow that wait for a resource.
+_PART = "coordinator"
+
 
 @dataclass(frozen=True, slots=True)
 class _Collected:
     """Released checkpoints are collected; ``needs``: the log entries that the remaining ones need."""
 
     needs: tuple[EpochNeeds, ...]
+
+
+_Event = CoordinatorEvent | ToCoordinator | tuple[Address, AnyEnvelope] | Uploaded | _Collected
 
 
 class CoordinatorService:
@@ -80,9 +94,9 @@ class CoordinatorService:
         self._lineages = dict(lineages)
         self._touched_by = touched_by
         self._releases = EntryReleases(touched_by)
-        self._events: queue.SimpleQueue[
-            CoordinatorEvent | tuple[Address, AnyEnvelope] | Uploaded | _Collected | None
-        ] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
+        #: Sinks that have failed since they last published.
+        self._sink_problems: dict[SinkId, SinkProblem] = {}
         self._requests = Requests(flow)
         self._links = Links(self._lineages, core.generation, wire=ports.wire, settings=ports.link)
         self._actions = Actions(
@@ -97,6 +111,13 @@ class CoordinatorService:
                 requests=self._requests,
             ),
         )
+        #: What the thread has yet to do: the core's actions, then events. It is kept while a resource is away.
+        self._todo: deque[CoordinatorAction] = deque()
+        self._taken: deque[_Event] = deque()
+        #: When to try again what could not be done; None: nothing waits for a resource.
+        self._retry_ms: int | None = None
+        #: A record could not be stored for good: nothing that follows from it may happen.
+        self._is_broken = False
         self._is_stopped = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="cutline-coordinator", daemon=True)
@@ -185,6 +206,11 @@ class CoordinatorService:
         with self._lock:
             return not self._releases.is_settled()
 
+    def is_waiting(self) -> bool:
+        """Whether it waits for a resource that is away, such as room on the disk."""
+        with self._lock:
+            return self._retry_ms is not None
+
     def published_everywhere(self, sinks: Iterable[SinkId]) -> Epoch:
         """The newest epoch that all these sinks have published; without sinks, the newest complete epoch."""
         with self._lock:
@@ -246,6 +272,7 @@ class CoordinatorService:
                     links=dict(self._links.counts()),
                     acknowledgements={outcome.value: count for outcome, count in core.ack_outcomes.items()},
                 ),
+                sink_problems={str(sink): problem for sink, problem in self._sink_problems.items()},
             )
 
     def published(self, sink: SinkId) -> Epoch:
@@ -264,9 +291,12 @@ class CoordinatorService:
                 return
             try:
                 with self._lock:
-                    self._take_any(event)
+                    if self._retry_ms is None or not isinstance(event, TimePassed):
+                        self._taken.append(event)
+                    self._go_on()
                 self._links.send_again()
             except BaseException as error:  # the outermost loop: a coordinator that cannot store its records must stop
+                self._is_broken = True
                 log.error("coordinator_failed", flow=self._flow, exc_info=True)
                 self._ports.on_fatal(error)
                 return
@@ -275,25 +305,49 @@ class CoordinatorService:
         """How long the thread may sleep without an event."""
         now = now_ms()
         with self._lock:
-            deadlines = [self._core.next_deadline_ms(now_ms=now)]
+            deadlines = [self._core.next_deadline_ms(now_ms=now) if self._retry_ms is None else self._retry_ms]
         deadlines.append(self._links.next_deadline_ms())
         first = min((deadline for deadline in deadlines if deadline is not None), default=None)
         return None if first is None else max(first - now, 0) / 1000
 
-    def _take_any(self, event: CoordinatorEvent | tuple[Address, AnyEnvelope] | Uploaded | _Collected) -> None:
+    def _go_on(self) -> None:
+        """Do what is to be done, in order. While a resource is away, the rest waits: nothing overtakes a record."""
+        if self._is_broken or (self._retry_ms is not None and now_ms() < self._retry_ms):
+            return
+        try:
+            self._perform_todo()
+            while self._taken:
+                event = self._taken[0]
+                if isinstance(event, tuple):
+                    # The link hands out each message once: from here on they are events of their own.
+                    self._taken.popleft()
+                    self._taken.extendleft(reversed([*self._links.receive(*event)]))
+                    continue
+                # Taken again from the beginning if its records cannot be stored: the core sees it once.
+                self._take_any(event)
+                self._taken.popleft()
+                self._perform_todo()
+        except Exception as error:
+            outage = outage_of(error)
+            if outage is None:
+                raise
+            self._retry_ms = now_ms() + round(self._ports.outages.failed(_PART, outage) * 1000)
+            return
+        if self._retry_ms is not None:
+            self._retry_ms = None
+            self._ports.outages.over(_PART)
+
+    def _take_any(self, event: CoordinatorEvent | ToCoordinator | Uploaded | _Collected) -> None:
         match event:
-            case (sender, envelope):
-                for message in self._links.receive(sender, envelope):
-                    self._take_message(message)
             case Uploaded():
                 self._take(self._actions.uploaded(event))
             case _Collected():
                 self._releases.collected(event.needs)
                 self._release_entries()
             case _:
-                self._take(event)
+                self._take_message(event)
 
-    def _take_message(self, message: ToCoordinator) -> None:
+    def _take_message(self, message: CoordinatorEvent | ToCoordinator) -> None:
         match message:
             case EntriesReleased():
                 self._releases.released(message)
@@ -337,18 +391,28 @@ class CoordinatorService:
                 if event.has_rows:
                     self._ports.metadata.store_seen(event.sink, event.epoch)
                 self._ports.metrics.sink_published(event.sink, event.epoch)
+                self._sink_problems.pop(event.sink, None)
             case SinkCommitFailed():
                 self._ports.metrics.sink_failed(event.sink)
+                before = self._sink_problems.get(event.sink, SinkProblem(failures=0, problem=""))
+                self._sink_problems[event.sink] = SinkProblem(failures=before.failures + 1, problem=event.reason)
             case OperatorAcked():
                 crashpoint("after-ack", event.ack.operator)
             case _:
                 pass
-        self._perform_all(self._core.handle(event, now_ms=now_ms()))
+        self._todo.extend(self._core.handle(event, now_ms=now_ms()))
+        if isinstance(event, SinkCommitFailed) and (again_ms := self._core.sink_retry_ms(event.sink)) is not None:
+            self._ports.outages.postponed(f"sink {event.sink}", again_ms)
 
     def _perform_all(self, actions: Iterable[CoordinatorAction]) -> None:
+        """Perform actions now, or when the resource that is away is back."""
+        self._todo.extend(actions)
+        self._go_on()
+
+    def _perform_todo(self) -> None:
         """Perform actions in order; the core handles the event that an action returns before the next queued event."""
-        todo = deque(actions)
-        while todo:
-            event = self._actions.perform(todo.popleft())
+        while self._todo:
+            event = self._actions.perform(self._todo[0])
+            self._todo.popleft()
             if event is not None:
-                todo.extend(self._core.handle(event, now_ms=now_ms()))
+                self._todo.extend(self._core.handle(event, now_ms=now_ms()))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cutline.base.outages import Outages
 from cutline.model.checkpoint import Manifest
 from cutline.model.history import Identity
 from cutline.model.ids import Epoch
@@ -36,6 +37,7 @@ class CoordinatorPorts:
     #: Collects checkpoints in the background, then reports which log entries the remaining ones need.
     release: Callable[[ReleaseEpochs, OnCollected], None]
     on_fatal: Callable[[BaseException], None]
+    outages: Outages = field(default_factory=Outages)
     #: Uploads a checkpoint before it is complete; None: a checkpoint completes without an upload.
     upload_first: Callable[[Manifest, OnUploaded], None] | None = None
     #: The generation in which this process has started; manifests name it.

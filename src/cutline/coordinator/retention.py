@@ -22,9 +22,16 @@ from cutline.protocol.messages.coordinator import ReleaseEpochs
 
 log = get_logger(__name__)
 
+#: How long a stop waits for releases before it drops them.
+_STOP_SECONDS = 1.0
+
 Result = TypeVar("Result")
 #: Receives the checkpoints and the check that no other process runs the flow.
 Collect = Callable[[CheckpointStore, Callable[[], None]], Result]
+
+
+class _StoppedError(Exception):
+    """The flow stops: the rest of this pass is left to the next start."""
 
 
 class Janitor:
@@ -41,6 +48,9 @@ class Janitor:
         ``collect_left_logs`` deletes the logs of operators that neither the flow nor a checkpoint has any more.
         """
         self._check_fence = check_fence
+        self._is_stopping = threading.Event()
+        #: A whole pass has been performed since the start.
+        self._has_passed = False
         #: Held while something is deleted, and while a region is restored.
         self.at_rest = threading.Lock()
         self._collect_left_logs = collect_left_logs
@@ -58,9 +68,14 @@ class Janitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Perform the requests that wait."""
+        """Perform the requests that wait, if that is quick; drop the rest: the next start releases the same again.
+
+        The first pass of a run is performed however long it takes: short runs would otherwise never collect anything.
+        """
         self._requests.put(None)
         if self._thread.is_alive():
+            self._thread.join(timeout=_STOP_SECONDS)
+            self._is_stopping.set()
             self._thread.join(timeout=30)
 
     def release(self, request: ReleaseEpochs, on_collected: OnCollected = lambda _: None) -> None:
@@ -94,11 +109,25 @@ class Janitor:
                 requests += [] if waiting is None else [waiting]
             released = joint_release([one for one, _ in requests])
             try:
+                self._check_stop()
                 needs = self.collect(released)
+                self._has_passed = True
                 for on_collected in dict.fromkeys(answer for _, answer in requests):
                     on_collected(needs)
+            except _StoppedError:
+                log.debug("releases_dropped", drop=released.drop)
+                return
             except Exception:  # keeping too much loses nothing; the next request retries
                 log.warning("collection_failed", drop=released.drop, exc_info=True)
+
+    def _check_stop(self) -> None:
+        if self._has_passed and self._is_stopping.is_set():
+            raise _StoppedError
+
+    def _check(self) -> None:
+        """Called before anything is deleted."""
+        self._check_stop()
+        self._check_fence()
 
     def collect(self, request: ReleaseEpochs) -> list[EpochNeeds]:
         """Collect the named epochs and what no retained one needs; return the log entries that the retained ones need.
@@ -109,9 +138,9 @@ class Janitor:
             self._doomed.update(request.drop)
             held = set(self._held)
             needs = [needs_of(self._checkpoints.load_manifest(epoch)) for epoch in {*request.retained, *held}]
-            gone = self._checkpoints.collect(self._doomed - held, request.open_from, self._check_fence)
+            gone = self._checkpoints.collect(self._doomed - held, request.open_from, self._check)
             self._doomed &= held
-            self._check_fence()
+            self._check()
             try:
                 self._collect_left_logs()
             except Exception:  # the next request retries; what the other logs may release does not depend on it

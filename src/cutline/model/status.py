@@ -49,10 +49,12 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether more checkpoints in a row have failed than is tolerated."""
+    """Whether the flow makes progress: checkpoints, operators, sinks, and the resources that they need."""
 
     healthy: bool
+    #: Consecutive failed checkpoints.
     failures: int
+    #: Why it is not healthy.
     reason: str
 
 
@@ -63,6 +65,14 @@ class MessageCounts(msgspec.Struct, frozen=True, kw_only=True):
     acknowledgements: dict[str, int]
 
 
+class SinkProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """A sink that could not publish."""
+
+    #: How often in a row.
+    failures: int
+    problem: str
+
+
 class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The coordinator at one moment."""
 
@@ -71,6 +81,8 @@ class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: CheckpointStatus
     #: As counted at the coordinator's ends of the links.
     messages: MessageCounts
+    #: Sinks that have failed since they last published.
+    sink_problems: dict[str, SinkProblem] = {}
 
 
 # ---------------------------------------------------------------------- operators and sinks
@@ -103,6 +115,9 @@ class OperatorStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: Epochs that it aligns, and the inputs whose barrier has not arrived.
     aligning: dict[Epoch, list[OperatorId]]
     restarts: int
+    #: Consecutive failures of its query without a finished batch, and the cause of the last one.
+    failures: int = 0
+    problem: str = ""
 
 
 class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +125,9 @@ class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     operator: OperatorId
     published_epoch: Epoch
+    #: Consecutive failures to publish, and the cause of the last one.
+    failures: int = 0
+    problem: str = ""
 
 
 class SinkDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,12 +194,28 @@ class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
 
 
+class WaitingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the flow that waits for a resource: a full disk, a store or a database that does not answer.
+
+    It tries again by itself, and the flow continues when the resource is back.
+    """
+
+    resource: str
+    #: What waits: the coordinator, an operator, a query, snapshots, a sink, the remote tier.
+    part: str
+    problem: str
+    since_ms: int
+    attempts: int
+    #: When it tries again; None: with the next checkpoint.
+    next_try_ms: int | None
+
+
 class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole status of one flow."""
 
     flow: FlowName
     pid: int
-    #: running, paused, unhealthy, failed or stopped.
+    #: running, paused, waiting (for a resource that is away), unhealthy, failed or stopped.
     state: str
     generation: Generation
     recovery: RecoveryStatus
@@ -194,3 +228,7 @@ class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     remote: RemoteStatus | None
     #: The newest outcomes, newest first.
     history: list[EpochOutcome]
+    #: What the flow waits for, the longest wait first.
+    waiting: list[WaitingStatus] = []
+    #: Why it has failed, the root cause first; empty unless it has.
+    failure: str = ""

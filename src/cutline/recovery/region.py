@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
+from cutline.base.outages import Outages, outage_of
 from cutline.channels.log import ChannelLog
 from cutline.coordinator.loop import CoordinatorService
 from cutline.errors import CutlineError, FlowFailedError, RecoveryError
@@ -129,6 +130,7 @@ class RegionRecovery:
         entered: GenerationRecord,
         on_fatal: Callable[[BaseException], None],
         metrics: Telemetry,
+        outages: Outages,
         may_lose_input: bool = False,
     ) -> None:
         """``entered``: the generation record of this start. The remote tier learns only of whole restores."""
@@ -140,6 +142,7 @@ class RegionRecovery:
         self._entered = entered
         self._on_fatal = on_fatal
         self._metrics = metrics
+        self._outages = outages
         self._may_lose_input = may_lose_input
         self._lock = threading.Lock()
         self._is_stopped = threading.Event()
@@ -215,18 +218,33 @@ class RegionRecovery:
             raise _HopelessError
         self._last[failed] = again
         self._parts.stop(region)
-        with self._parts.collection_at_rest:  # an entry deleted while a log is read would look like damage
-            generation = self._flow.metadata.advance_generation()
-            plan, channels = self._built(facts, generation)
-            crashpoint("restore-dirs-built", failed)
-            if self._is_stopped.is_set():
-                raise RecoveryError("the flow was stopped meanwhile", flow=self._name)
-            self._enter(plan, channels, generation, failed)
+        while (entered := self._entered_region(facts, failed)) is None:
+            pass
+        plan, generation = entered
         self._parts.start(region, self._coordinator, generation, self._completed(plan))
         collect_spark_dirs(self._flow.layout, dict.fromkeys(region, generation))
         self._flow.metadata.count_recovery(plan.path)
         self._metrics.recovered(plan.path, time.monotonic() - begun)
         log.warning("region_restored", flow=self._name, operator=failed, path=plan.path)
+
+    def _entered_region(self, facts: RegionFacts, failed: OperatorId) -> tuple[RestorePlan, Generation] | None:
+        """Build the region in a new generation and enter it. None: after a pause, because a resource is away."""
+        part = f"restore of {failed}"
+        try:
+            with self._parts.collection_at_rest:  # an entry deleted while a log is read would look like damage
+                generation = self._flow.metadata.advance_generation()
+                plan, channels = self._built(facts, generation)
+                crashpoint("restore-dirs-built", failed)
+                if self._is_stopped.is_set():
+                    raise RecoveryError("the flow was stopped meanwhile", flow=self._name)
+                self._enter(plan, channels, generation, failed)
+        except Exception as error:
+            if (outage := outage_of(error)) is None or self._is_stopped.wait(self._outages.failed(part, outage)):
+                self._outages.ended(part)
+                raise
+            return None
+        self._outages.over(part)
+        return plan, generation
 
     def _facts(self, service: OperatorService, error: FlowFailedError) -> RegionFacts:
         failed = service.operator
@@ -241,7 +259,6 @@ class RegionRecovery:
             definition=self._definition,
             failed=failed,
             reason=str(error).partition("\n")[0],
-            newest=newest,
             manifests=tuple(one for one in manifests if one is not None),
             reached=service.channel.last_batch,
             has_caught_up=service.has_caught_up,
@@ -254,7 +271,7 @@ class RegionRecovery:
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (epoch := self._coordinator.newest_complete(failed)) is None:
             self._wait_a_moment(failed, "its pending checkpoints were aborted")
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and not self._coordinator.is_waiting():
                 raise RecoveryError(
                     f"its pending checkpoints were not aborted within {_SETTLE_SECONDS:g} s",
                     next_step="see the log for what the coordinator waits for, then restart the flow",

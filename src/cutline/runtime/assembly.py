@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from cutline.base import durable, records
 from cutline.base.clock import now_ms
 from cutline.base.logs import get_logger
+from cutline.base.outages import Outages
 from cutline.channels.segment_store import remove_former_places
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.factory import CoordinatorStart, coordinator_core
@@ -80,7 +81,8 @@ class FlowAssembly:
             recovered = self.recover(stores)
         settled = self.settle(stores, recovered)
 
-        router, failures, metrics = InProcessRouter(), FailureSink(), Metrics(self.definition.graph.flow)
+        flow = self.definition.graph.flow
+        router, failures, metrics, outages = InProcessRouter(), FailureSink(), Metrics(flow), Outages(flow)
         metrics.input_lost(recovered.record.lost_input)
         figures = CoordinatorFigures(self.definition, stores)
         factory = WorkerFactory(
@@ -92,8 +94,9 @@ class FlowAssembly:
             metrics=metrics,
             channels=recovered.channels,
             check_fence=stores.metadata.check_fence,
+            outages=outages,
         )
-        background = build_background(self.definition, stores, recovered, figures, failures)
+        background = build_background(self.definition, stores, recovered, figures, failures=failures, outages=outages)
         workers = self.build_workers(settled, factory)
         coordinator = self.build_coordinator(stores, settled, factory, background)
         router.register(COORDINATOR, coordinator.deliver)
@@ -111,6 +114,7 @@ class FlowAssembly:
             regions=regions,
             background=background,
             metrics=metrics,
+            outages=outages,
         )
         run = RunningFlow(parts, source_status(self.definition.plans, ReplayGuard().why_not_guarded), release_lock)
         failures.register(on_fatal=run.fail, on_operator_failed=regions.operator_failed)
@@ -241,6 +245,7 @@ class FlowAssembly:
                 metrics=factory.metrics,
                 release=background.janitor.release,
                 on_fatal=factory.failures.fatal,
+                outages=factory.outages,
                 upload_first=replicator.first if replicator and what.options.durable == "remote" else None,
                 history=identity_of(recovered.record),
                 on_complete=replicator.completed if replicator else lambda _: None,
@@ -277,6 +282,7 @@ class FlowAssembly:
             entered=recovered.record,
             on_fatal=factory.failures.fatal,
             metrics=factory.metrics,
+            outages=factory.outages,
             may_lose_input=self._may_lose_input,
         )
 

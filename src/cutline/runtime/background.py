@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from cutline.base.outages import Outages
 from cutline.coordinator.factory import cadence_of
 from cutline.coordinator.loop import CoordinatorService
 from cutline.coordinator.retention import Janitor
@@ -50,10 +51,18 @@ class CoordinatorFigures:
 
 
 def build_background(
-    what: Definition, stores: Stores, recovered: Recovered, figures: CoordinatorFigures, failures: FailureSink
+    what: Definition,
+    stores: Stores,
+    recovered: Recovered,
+    figures: CoordinatorFigures,
+    *,
+    failures: FailureSink,
+    outages: Outages,
 ) -> Background:
     janitor = build_janitor(what, stores)
-    replicator = build_replicator(what, stores, recovered, janitor=janitor, figures=figures, failures=failures)
+    replicator = build_replicator(
+        what, stores, recovered, janitor=janitor, figures=figures, failures=failures, outages=outages
+    )
     live_needs = partial(_needs_of_lagging_operators, what, stores, recovered)
     return Background(janitor=janitor, replicator=replicator, live_needs=live_needs)
 
@@ -86,6 +95,7 @@ def build_replicator(
     janitor: Janitor,
     figures: CoordinatorFigures,
     failures: FailureSink,
+    outages: Outages,
 ) -> Replicator | None:
     if stores.remote is None:
         return None
@@ -101,4 +111,5 @@ def build_replicator(
             grace_ms=what.options.remote_grace_ms,
         ),
         on_fatal=failures.fatal,
+        outages=outages,
     )

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutline.base import durable, records
+from cutline.base.outages import outage_of
 from cutline.base.storage_errors import in_words
 from cutline.config.compatibility import check_options
 from cutline.config.loading import load_options
 from cutline.config.options import Options
-from cutline.errors import ConfigError
+from cutline.errors import ConfigError, NotDone, StorageError
 from cutline.flow import Flow
 from cutline.model.graph import FlowGraph
 from cutline.model.ids import FlowName
@@ -161,4 +162,16 @@ def run_on(
         engine=engine,
     )
     assembly = FlowAssembly(definition=definition, executors=executors, request=request, rejoin=rejoin)
-    return assembly.start(release_lock)
+    with in_words(flow=flow.name, path=layout.root):
+        try:
+            return assembly.start(release_lock)
+        except NotDone as error:
+            outage = outage_of(error)
+            if outage is None or outage.resource not in ("the disk", "coordinator.sqlite"):
+                raise
+            raise StorageError(
+                f"the flow's storage cannot be written: {outage.problem}",
+                next_step="make room on its disk, then start the flow again: it resumes where it stopped",
+                flow=flow.name,
+                path=layout.root,
+            ) from error

@@ -77,6 +77,9 @@ class Lifecycle:
         self._parts = parts
         self._flow = parts.definition.graph.flow
         self._release_lock = release_lock
+        #: A flow that has failed keeps its lock and its status until it is stopped.
+        self._stays = parts.definition.options.on_failure == "stay"
+        self._is_asked = threading.Event()
         self._watchers: tuple[Watcher, ...] = ()
         #: Nothing runs anymore.
         self.is_over = threading.Event()
@@ -107,11 +110,12 @@ class Lifecycle:
         if self.failure is None:
             self.failure = error
             log.error("flow_failed", flow=self._flow, error=str(error))
-            threading.Thread(target=self.shut_down, name="cutline-shutdown", daemon=True).start()
+            threading.Thread(target=self._shut_down, name="cutline-shutdown", daemon=True).start()
 
     def raise_if_over(self) -> None:
         if self.failure is not None:
-            self.ended.wait(_END_SECONDS)  # the caller may restart the flow at once, or end the process
+            if not self._stays:
+                self.ended.wait(_END_SECONDS)  # the caller may restart the flow at once, or end the process
             raise self.failure
         if self.ended.is_set():
             raise FlowFailedError("the flow has stopped", next_step="start it again", flow=self._flow)
@@ -136,6 +140,11 @@ class Lifecycle:
     # ------------------------------------------------------------------ stop
 
     def shut_down(self) -> None:
+        """Stop everything, also a flow that has failed and stays."""
+        self._is_asked.set()
+        self._shut_down()
+
+    def _shut_down(self) -> None:
         with self._stop_lock:
             if self.ended.is_set():
                 return
@@ -168,6 +177,8 @@ class Lifecycle:
         yield from [watcher.stop for watcher in self._watchers]
         yield engine.close
         yield parts.stores.metadata.close
+        if self._stays and self.failure is not None:
+            yield self._is_asked.wait
         yield self._release_lock
 
     def _wait_for_batches(self) -> None:

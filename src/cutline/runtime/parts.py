@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cutline.base.outages import Outages
 from cutline.config.options import Options
 from cutline.model.graph import FlowGraph
 from cutline.model.ids import Epoch, OperatorId, SinkId
@@ -107,3 +108,5 @@ class FlowParts:
     regions: RegionRecovery
     background: Background
     metrics: Metrics
+    #: What the flow waits for.
+    outages: Outages

@@ -6,15 +6,18 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from cutline.base import durable
 from cutline.base.clock import now_ms
 from cutline.base.logs import get_logger
+from cutline.base.outages import Waiting, outage_of
 from cutline.channels.log import ChannelLog
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
+from cutline.model.graph import SinkNode
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, OperatorId, SinkId
 from cutline.model.layout import Layout
 from cutline.model.plan import OperatorPlan, PlannedSource
@@ -22,6 +25,7 @@ from cutline.model.status import (
     CoordinatorStatus,
     EpochOutcome,
     FlowStatus,
+    HealthStatus,
     MessageCounts,
     OperatorFate,
     OperatorStatus,
@@ -30,6 +34,7 @@ from cutline.model.status import (
     SinkDetails,
     SinkStatus,
     SourceStatus,
+    WaitingStatus,
 )
 from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.ports.inspection import CoordinatorRecords
@@ -43,10 +48,16 @@ from cutline.worker.operator import OperatorService
 log = get_logger(__name__)
 
 _WRITE_SECONDS = 0.25
+#: The status file is padded to a multiple of this, so that it can grow a little on a full disk.
+_SLACK_BYTES = 8192
 #: How many past checkpoints the status shows.
 _HISTORY_SHOWN = 20
 #: How many past checkpoints an ended flow still reports.
 _HISTORY_KEPT = 10_000
+#: Failures of a query or a sink in a row that do not make the flow unhealthy: a restart usually helps.
+_TOLERATED = 1
+#: The part that may wait while the flow goes on: its checkpoints are complete without it, or fail.
+_REMOTE_TIER = "remote tier"
 
 Sources = Mapping[OperatorId, list[SourceStatus]]
 
@@ -56,6 +67,7 @@ class StatusBuilder:
 
     def __init__(self, parts: FlowParts, sources: Sources, lifecycle: Lifecycle) -> None:
         self._parts = parts
+        self.metrics = parts.metrics
         self._graph = parts.definition.graph
         self._sources = sources
         self._lifecycle = lifecycle
@@ -79,18 +91,20 @@ class StatusBuilder:
             return self._last
         parts, coordinator = self._parts, self._parts.coordinator.snapshot()
         replicator = parts.background.replicator
+        operators = {str(name): self._operator(name) for name in self._graph.names}
+        sinks = {str(node.sink): self._sink(node, coordinator) for node in self._graph.sinks}
+        waiting = [_waiting_status(one) for one in parts.outages.waiting()]
+        health = health_of(coordinator.health, operators, sinks, waiting)
+        failure = self._lifecycle.failure
         return FlowStatus(
             flow=self._graph.flow,
             pid=os.getpid(),
-            state=self._state(coordinator),
+            state=self._state(health, waiting),
             generation=coordinator.generation,
             recovery=self._recovery(),
-            operators={name: self._operator(name) for name in self._graph.names},
-            sinks={
-                node.sink: SinkStatus(operator=node.operator, published_epoch=parts.coordinator.published(node.sink))
-                for node in self._graph.sinks
-            },
-            health=coordinator.health,
+            operators=operators,
+            sinks=sinks,
+            health=health,
             checkpoints=coordinator.checkpoints,
             messages=MessageCounts(
                 links=link_counts(coordinator, parts.workers.operators.values()),
@@ -98,16 +112,20 @@ class StatusBuilder:
             ),
             remote=msgspec.convert(replicator.view(), RemoteStatus) if replicator is not None else None,
             history=parts.stores.metadata.history(_HISTORY_SHOWN),
+            waiting=waiting,
+            failure="" if failure is None else str(failure),
         )
 
-    def _state(self, coordinator: CoordinatorStatus) -> str:
+    def _state(self, health: HealthStatus, waiting: Sequence[WaitingStatus]) -> str:
         if self._lifecycle.failure is not None:
             return "failed"
         if self._lifecycle.is_over.is_set():
             return "stopped"
+        if any(one.part != _REMOTE_TIER for one in waiting):
+            return "waiting"
         if self._parts.workers.pause.is_paused:
             return "paused"
-        return "running" if coordinator.health.healthy else "unhealthy"
+        return "running" if health.healthy else "unhealthy"
 
     def _recovery(self) -> RecoveryStatus:
         recovered = self._parts.settled.recovered
@@ -136,7 +154,52 @@ class StatusBuilder:
             waiting_for_room=service.credits.is_waiting(),
             aligning={epoch: list(inputs) for epoch, inputs in service.aligning().items()},
             restarts=supervisor.restarts,
+            failures=supervisor.failures(),
+            problem=supervisor.problem,
         )
+
+    def _sink(self, node: SinkNode, coordinator: CoordinatorStatus) -> SinkStatus:
+        problem = coordinator.sink_problems.get(node.sink)
+        return SinkStatus(
+            operator=node.operator,
+            published_epoch=self._parts.coordinator.published(node.sink),
+            failures=problem.failures if problem is not None else 0,
+            problem=problem.problem if problem is not None else "",
+        )
+
+
+def _waiting_status(one: Waiting) -> WaitingStatus:
+    return WaitingStatus(
+        resource=one.outage.resource,
+        part=one.part,
+        problem=one.outage.problem,
+        since_ms=one.since_ms,
+        attempts=one.attempts,
+        next_try_ms=one.next_try_ms,
+    )
+
+
+def health_of(
+    checkpoints: HealthStatus,
+    operators: Mapping[str, OperatorStatus],
+    sinks: Mapping[str, SinkStatus],
+    waiting: Sequence[WaitingStatus],
+) -> HealthStatus:
+    """The flow is healthy if checkpoints complete, operators finish batches, and sinks publish."""
+    reasons = [f"waits for {one.resource} ({one.part}): {one.problem}" for one in waiting if one.part != _REMOTE_TIER]
+    reasons += [
+        f"{name} has failed {one.failures} times without finishing a batch: {one.problem}"
+        for name, one in operators.items()
+        if one.failures > _TOLERATED
+    ]
+    reasons += [
+        f"{name} has failed to publish {one.failures} times: {one.problem}"
+        for name, one in sinks.items()
+        if one.failures > _TOLERATED
+    ]
+    if not reasons:
+        return checkpoints
+    return HealthStatus(healthy=False, failures=checkpoints.failures, reason=reasons[0])
 
 
 def link_counts(coordinator: CoordinatorStatus, operators: Iterable[OperatorService]) -> dict[str, int]:
@@ -167,14 +230,36 @@ class StatusWriter:
         self._write()
 
     def _run(self) -> None:
-        while not self._is_over.wait(_WRITE_SECONDS):
+        while True:
             try:
                 self._write()
             except Exception:  # writing the status must never disturb the flow
                 log.debug("status_not_written", exc_info=True)
+            if self._is_over.wait(_WRITE_SECONDS):
+                return
 
     def _write(self) -> None:
-        durable.replace(self._path, msgspec.json.encode(self._builder.status()), sync=False)
+        status = self._builder.status()
+        self._builder.metrics.health_changed(is_healthy=status.health.healthy)
+        content = msgspec.json.encode(status)
+        content += b" " * (-(len(content) + _SLACK_BYTES) % _SLACK_BYTES + _SLACK_BYTES)
+        try:
+            durable.replace(self._path, content, sync=False)
+        except OSError as error:
+            if outage_of(error) is None:
+                raise
+            _write_over(self._path, content)  # a status that says what the flow waits for needs no room then
+
+
+def _write_over(path: Path, content: bytes) -> None:
+    """Replace the content in the place that the file has on the disk, if it fits, with one write of the same length."""
+    handle = os.open(path, os.O_WRONLY)
+    try:
+        size_bytes, content = os.fstat(handle).st_size, content.rstrip()
+        if len(content) <= size_bytes:
+            os.pwrite(handle, content.ljust(size_bytes), 0)
+    finally:
+        os.close(handle)
 
 
 # ---------------------------------------------------------------------- sources

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cutline.base.logs import get_logger
+from cutline.base.outages import Outages
+from cutline.base.traces import store_trace
 from cutline.channels.log import ChannelLog
 from cutline.channels.tailing import FollowedLog
 from cutline.coordinator.factory import own_options, trigger_settings
@@ -18,6 +21,8 @@ from cutline.transport.in_process import InProcessRouter, operator_address
 from cutline.worker.operator import OperatorService
 from cutline.worker.operator_spec import OperatorPorts, OperatorSpec, OperatorStart
 from cutline.worker.query_supervisor import Supervisor
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,7 @@ class WorkerFactory:
     channels: Mapping[OperatorId, ChannelLog]
     #: Raises when another process runs the flow.
     check_fence: Callable[[], None]
+    outages: Outages
 
     def build(self, start: OperatorStart) -> OperatorService:
         what = self.definition
@@ -61,6 +67,7 @@ class WorkerFactory:
                 wire=self.router.wire_of(address),
                 on_fatal=self.failures.fatal,
                 check_fence=self.check_fence,
+                outages=self.outages,
             ),
         )
         self.router.register(address, service.deliver)
@@ -79,4 +86,9 @@ class WorkerFactory:
             on_fatal=self.failures.fatal,
             on_given_up=self.failures.operator_failed,
             metrics=self.metrics,
+            keep_trace=self._keep_trace,
         )
+
+    def _keep_trace(self, operator: OperatorId, text: str) -> str:
+        stored = store_trace(self.definition.layout.traces, operator, text)
+        return str(stored) if stored is not None else ""

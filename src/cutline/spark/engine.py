@@ -136,7 +136,7 @@ class SparkEngine:
                 .foreachBatch(on_batch)
                 .start()
             )
-        return SparkQuery(query, self._graph.flow, operator, self._layout.traces)
+        return SparkQuery(query, self._graph.flow)
 
     def set_gate(
         self, operator: OperatorId, channel: OperatorId, admit: Position, lineage: Lineage, first: Position

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from cutline.base.traces import cause_in, cause_of, store_trace
+from cutline.base.traces import cause_of, store_trace
 from cutline.errors import CutlineError, FlowDefinitionError
 from cutline.model.ids import FlowName, OperatorId
 
@@ -29,9 +29,3 @@ def failing_function(flow: FlowName, operator: OperatorId, traces: Path) -> Iter
             operator=operator,
             trace=store_trace(traces, operator, trace),
         ) from error
-
-
-def summary_of(trace: str, operator: OperatorId, traces: Path) -> str:
-    """The cause of a failed query, and the file that holds the whole trace."""
-    stored = store_trace(traces, operator, trace)
-    return f"{cause_in(trace)}; {f'whole trace: {stored}' if stored else 'its whole trace could not be stored'}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -13,8 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cutline.errors import JvmLostError
-from cutline.model.ids import FlowName, OperatorId
-from cutline.spark.failures import summary_of
+from cutline.model.ids import FlowName
 
 
 @contextlib.contextmanager
@@ -35,12 +33,9 @@ def _asking_jvm(flow: FlowName) -> Iterator[None]:
 class SparkQuery:
     """A running query. See ``cutline.ports.Query``."""
 
-    def __init__(self, query: StreamingQuery, flow: FlowName, operator: OperatorId, traces: Path) -> None:
-        """``traces``: the folder for the whole trace of the error that ends the query."""
+    def __init__(self, query: StreamingQuery, flow: FlowName) -> None:
         self._query = query
         self._flow = flow
-        self._operator = operator
-        self._traces = traces
 
     def is_active(self) -> bool:
         try:
@@ -55,13 +50,13 @@ class SparkQuery:
             return not status["isTriggerActive"] and not status["isDataAvailable"]
 
     def failure(self) -> str | None:
-        """The cause in a few words, and where its whole trace is.
+        """The whole trace of the error that has ended the query; None: it ended without one.
 
         Raises JvmLostError if the JVM has ended: a restart of the query would not help.
         """
         with _asking_jvm(self._flow):
             error = self._query.exception()
-            return summary_of(str(error), self._operator, self._traces) if error else None
+            return str(error) if error else None
 
     def stop(self) -> None:
         with contextlib.suppress(JvmLostError), _asking_jvm(self._flow):

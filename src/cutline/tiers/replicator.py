@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
+from cutline.base.outages import Outages, outage_of
 from cutline.errors import CutlineError, DamagedRecordError, FencedError, NotDone, OutcomeUnknown, StoreError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
@@ -40,6 +41,8 @@ _COLLECT_SECONDS = 30.0
 _STOP_SECONDS, _LOOK_SECONDS = 30.0, 0.5
 #: An upload may be in progress, or the remote tier unavailable.
 _ANSWER_SECONDS = 300.0
+#: Its name among the parts of a flow that wait for a resource.
+_PART = "remote tier"
 
 #: Called with the manifest that is now in the remote tier, or with None and the reason.
 Done = Callable[[Manifest | None, str], None]
@@ -110,6 +113,7 @@ class Replicator:
         entered: GenerationRecord | None,
         policy: RemotePolicy,
         on_fatal: Callable[[BaseException], None],
+        outages: Outages | None = None,
     ) -> None:
         """``entered``: the generation to announce in the remote tier before the first upload."""
         self._flow = flow
@@ -119,6 +123,7 @@ class Replicator:
         self._entered = entered
         self._policy = policy
         self._on_fatal = on_fatal
+        self._outages = outages or Outages(flow)
         self._requests: queue.SimpleQueue[_First | _Collect | Epoch | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self.schedule = UploadSchedule(policy.cadence)
@@ -239,6 +244,7 @@ class Replicator:
             if not self._stopping.is_set():  # otherwise ``stop`` cancelled it
                 self._failed(error)
                 self.schedule.failed(time.monotonic())
+                self._outages.postponed(_PART, now_ms() + round((self.schedule.wait_s(time.monotonic()) or 0) * 1000))
 
     def _upload_up_to(self, newest: Epoch) -> None:
         self._begun_s = time.monotonic()
@@ -295,6 +301,7 @@ class Replicator:
         else:
             cadence.sent(due.operators, due.newest, time.monotonic())
             self._problem = ""
+            self._outages.over(_PART)
             self._count(uploaded)
             self._totals["ahead_bytes"] += uploaded.sent_bytes
         finally:
@@ -346,6 +353,7 @@ class Replicator:
         self.schedule.sealed(uploaded.epoch, time.monotonic())
         self._last_ms = (time.monotonic() - self._begun_s) * 1000
         self._problem = ""
+        self._outages.over(_PART)
         self._totals["epochs"] += 1
         self._count(uploaded)
         log.info(
@@ -365,6 +373,8 @@ class Replicator:
     def _failed(self, error: CutlineError) -> None:
         self._problem = str(error)
         self._totals["failures"] += 1
+        if (outage := outage_of(error)) is not None:
+            self._outages.failed(_PART, outage, is_timed=False)
         log.warning("remote_tier_failed", flow=self._flow, reason=str(error))
 
     def _count(self, uploaded: Uploaded) -> None:

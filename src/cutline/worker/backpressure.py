@@ -94,6 +94,11 @@ class Credits:
             self._account.is_exempt = exempt
             self._changed.notify_all()
 
+    def wait_stopped(self, seconds: float) -> bool:
+        """Wait so long, unless no further batch may run; whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopped, seconds)
+
     def stop(self) -> None:
         with self._changed:
             self._stopped = True

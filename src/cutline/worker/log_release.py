@@ -17,6 +17,9 @@ from cutline.worker.outbox import Outbox
 
 log = get_logger(__name__)
 
+#: How long a stop waits for releases before it drops them.
+_STOP_SECONDS = 1.0
+
 
 class LogRelease:
     """Truncates one operator's log. Positions are cumulative: the highest of the waiting requests covers the others."""
@@ -33,6 +36,8 @@ class LogRelease:
         self._generation = generation
         self._check_fence = check_fence
         self._outbox = outbox
+        self._is_stopping = threading.Event()
+        self._has_released = False
         self._requests: queue.SimpleQueue[Position | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"cutline-release-{channel.operator}", daemon=True)
 
@@ -40,9 +45,14 @@ class LogRelease:
         self._thread.start()
 
     def stop(self) -> None:
-        """Perform the requests that wait: short runs would otherwise never delete what they release at their end."""
+        """Perform the requests that wait, if that is quick; drop the rest: a later release covers them.
+
+        The first request of a run is performed however long it takes: short runs would otherwise never delete anything.
+        """
         self._requests.put(None)
         if self._thread.is_alive():
+            self._thread.join(timeout=_STOP_SECONDS)
+            self._is_stopping.set()
             self._thread.join(timeout=30)
 
     def has_ended(self) -> bool:
@@ -58,7 +68,10 @@ class LogRelease:
                 waiting = self._requests.get()
                 is_last = waiting is None
                 below = below if waiting is None else max(below, waiting)
+            if self._has_released and self._is_stopping.is_set():
+                return
             self._release(below)
+            self._has_released = True
 
     def _release(self, below: Position) -> None:
         try:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import assert_never
 
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
+from cutline.base.outages import Outages, outage_of
 from cutline.model.entries import BarrierEntry, DataEntry
 from cutline.model.ids import NO_BATCH, START, Epoch, OperatorId
 from cutline.ports.engine import StreamingBatch
@@ -61,6 +64,9 @@ log = get_logger(__name__)
 
 #: An agent gives an epoch up by itself only after its coordinator, which reports a better reason, had time to do so.
 _LONGER_THAN_COORDINATOR_MS = 2_000
+#: Between two attempts to append a batch.
+_LEAST_PAUSE_MS = 10
+_ACTIONS = (AppendBarrier, TakeSnapshot, ResendAck, ReportFailure, SetGate)
 
 
 class OperatorService:
@@ -74,8 +80,15 @@ class OperatorService:
         self._spec = spec
         self._start = start
         self._ports = ports
+        #: Its name among the parts of a flow that wait for a resource.
+        self._part = f"operator {spec.operator}"
         self._lock = threading.Lock()
         self._events: queue.SimpleQueue[AgentEvent | AnyEnvelope | None] = queue.SimpleQueue()
+        #: What the agent has yet to be told, and its decisions that are not performed yet, in order. It is kept while a
+        #: resource is away; no batch is appended before it is done.
+        self._todo: deque[AgentEvent | AgentAction] = deque()
+        #: When to try again what could not be done; None: nothing waits for a resource.
+        self._retry_ms: int | None = None
         #: Another service has replaced this one: nothing that its query still does has an effect.
         self._is_abandoned = False
         #: Where the first batch begins to read each input, if not at the beginning.
@@ -155,11 +168,11 @@ class OperatorService:
         for happened in self.channel.data_entries():
             self.sink_commits.publish_immediately(happened.staged)  # published batches are not published again
         with self._lock:
-            self._perform(self._agent.start())
-            for appeared in self._inputs.follow(self._events.put):
-                self._perform(self._agent.handle(appeared, now_ms=now_ms()))
+            self._todo.extend(self._agent.start())
+            self._todo.extend(self._inputs.follow(self._events.put))
             # An input without entries has a gate too, and the reader needs it before the query starts.
-            self._perform(self._agent.handle(TimePassed(), now_ms=now_ms()))
+            self._todo.append(TimePassed())
+            self._go_on()
         self._credit_messages.read(self._read_at_start)
         self._credit_messages.send_again()
         self._thread.start()
@@ -174,6 +187,7 @@ class OperatorService:
         self.snapshotter.stop()
         self.sink_commits.stop()
         self._log_release.stop()
+        self._ports.outages.ended(self._part)
 
     def abandon(self) -> None:
         """Begin no further batch; a batch under way may end, but changes nothing that is read later."""
@@ -220,8 +234,9 @@ class OperatorService:
         """How long the thread may sleep without an event."""
         deadlines = [self.mailbox.next_deadline_ms()]
         with self._lock:
-            if not self._is_abandoned:  # otherwise neither of them does anything when its time has come
-                deadlines += [self._agent.next_deadline_ms(), self._credit_messages.next_deadline_ms()]
+            if not self._is_abandoned:  # otherwise none of them does anything when its time has come
+                agent_ms = self._agent.next_deadline_ms() if self._retry_ms is None else self._retry_ms
+                deadlines += [agent_ms, self._credit_messages.next_deadline_ms()]
         first = min((deadline for deadline in deadlines if deadline is not None), default=None)
         return None if first is None else max(first - now_ms(), 0) / 1000
 
@@ -255,7 +270,9 @@ class OperatorService:
         with self._lock:
             if self._is_abandoned:
                 return
-            self._perform(self._agent.handle(event, now_ms=now_ms()))
+            if self._retry_ms is None or not isinstance(event, TimePassed):
+                self._todo.append(event)
+            self._go_on()
 
     # ------------------------------------------------------------------ batches
 
@@ -273,6 +290,14 @@ class OperatorService:
                 self._credit_messages.read(finished.positions)
 
     def _append(self, finished: FinishedBatch) -> None:
+        """Append the batch as soon as there is room for it on the disk; nothing is lost by waiting here."""
+        while not self._is_appended(finished):
+            pause_ms = max((self._retry_ms or 0) - now_ms(), _LEAST_PAUSE_MS)
+            if self.credits.wait_stopped(pause_ms / 1000):
+                raise StopAtBoundary
+
+    def _is_appended(self, finished: FinishedBatch) -> bool:
+        """Append the batch; False if a resource is away."""
         event = BatchAppended(batch=finished.batch, positions=finished.positions)
         plan = (
             self._ports.query_dirs.plan_of(self.spark_checkpoint_dir, finished.batch) if self.replay.keeps_plans else {}
@@ -281,52 +306,87 @@ class OperatorService:
             if self._is_abandoned:
                 raise StopAtBoundary
             try:
+                self._go_on()
+                if self._todo:
+                    return False  # a barrier that belongs before this batch
                 # Before the entry exists: afterwards a re-run would treat the batch as done.
                 self._agent.check(event)
-                self.channel.append(
-                    DataEntry(
-                        seq=self.channel.end,
-                        generation=self._start.generation,
-                        batch=finished.batch,
-                        rows=finished.rows,
-                        segments=finished.segments,
-                        staged=dict(finished.staged),
-                        positions=dict(finished.positions),
-                        plan=plan,
-                    )
+                entry = DataEntry(
+                    seq=self.channel.end,
+                    generation=self._start.generation,
+                    batch=finished.batch,
+                    rows=finished.rows,
+                    segments=finished.segments,
+                    staged=dict(finished.staged),
+                    positions=dict(finished.positions),
+                    plan=plan,
                 )
+                if not self._is_done(lambda: self.channel.append(entry)):
+                    return False
                 crashpoint("after-append", self.operator)
                 self.sink_commits.publish_immediately(finished.staged)
-                self._perform(self._agent.handle(event, now_ms=now_ms()))
+                self._todo.append(event)
+                self._go_on()
             except BaseException as error:
                 # The agent's decision was not performed. Only a start from the logs makes the two agree again.
                 self._on_fatal(error)
                 raise
-            waits = self._agent.next_deadline_ms() is not None
+            waits = self._agent.next_deadline_ms() is not None or self._retry_ms is not None
         if waits:
             self._events.put(TimePassed())  # the operator's thread may sleep without knowing of the new deadline
+        return True
 
     # ------------------------------------------------------------------ actions
 
-    def _perform(self, actions: list[AgentAction]) -> None:
-        """Perform the agent's decisions; the caller holds the lock."""
-        for action in actions:
-            match action:
-                case AppendBarrier():
-                    self._append_barrier(action)
-                case TakeSnapshot():
-                    self.snapshotter.request(action)
-                case ResendAck():
-                    self.snapshotter.resend(action)
-                case ReportFailure():
-                    self.snapshotter.report_failure(action.epoch, action.reason)
-                case SetGate():
-                    lineage = self._inputs.lineage(action.channel)
-                    first = self._begins_at.get(action.channel, START)
-                    self._ports.engine.set_gate(self.operator, action.channel, action.admit, lineage, first)
-                case _:
-                    assert_never(action)
+    def _go_on(self) -> None:
+        """Hand events to the agent and perform its decisions, in order; the caller holds the lock.
+
+        While a resource is away, the rest waits: a barrier directly follows the batch at which the agent has cut.
+        """
+        if self._retry_ms is not None and now_ms() < self._retry_ms:
+            return
+        while self._todo:
+            first = self._todo[0]
+            if isinstance(first, _ACTIONS):
+                if not self._is_done(partial(self._perform, first)):
+                    return
+                self._todo.popleft()
+            else:
+                self._todo.popleft()
+                self._todo.extendleft(reversed(self._agent.handle(first, now_ms=now_ms())))
         self.credits.set_exempt(self._agent.is_aligning())
+
+    def _is_done(self, step: Callable[[], object]) -> bool:
+        """Do it now; False: a resource is away, and it is tried again later."""
+        try:
+            step()
+        except OSError as error:
+            outage = outage_of(error)
+            if outage is None:
+                raise
+            self._retry_ms = now_ms() + round(self._ports.outages.failed(self._part, outage) * 1000)
+            return False
+        if self._retry_ms is not None:
+            self._retry_ms = None
+            self._ports.outages.over(self._part)
+        return True
+
+    def _perform(self, action: AgentAction) -> None:
+        match action:
+            case AppendBarrier():
+                self._append_barrier(action)
+            case TakeSnapshot():
+                self.snapshotter.request(action)
+            case ResendAck():
+                self.snapshotter.resend(action)
+            case ReportFailure():
+                self.snapshotter.report_failure(action.epoch, action.reason)
+            case SetGate():
+                lineage = self._inputs.lineage(action.channel)
+                first = self._begins_at.get(action.channel, START)
+                self._ports.engine.set_gate(self.operator, action.channel, action.admit, lineage, first)
+            case _:
+                assert_never(action)
 
     def _append_barrier(self, action: AppendBarrier) -> None:
         self.channel.append(
@@ -346,6 +406,10 @@ class OperatorService:
         crashpoint("after-barrier", self.operator)
 
     # ------------------------------------------------------------------ figures
+
+    @property
+    def outages(self) -> Outages:
+        return self._ports.outages
 
     @property
     def batches_total(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from cutline.base.outages import Outages
 from cutline.channels.log import ChannelLog
 from cutline.channels.tailing import FollowedLog
 from cutline.config.options import OperatorOptions, Options
@@ -63,3 +64,4 @@ class OperatorPorts:
     on_fatal: Callable[[BaseException], None]
     #: Raises when another process runs the flow; called before anything is deleted.
     check_fence: Callable[[], None]
+    outages: Outages = field(default_factory=Outages)

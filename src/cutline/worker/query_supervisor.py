@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from cutline.base.backoff import Backoff
 from cutline.base.logs import get_logger
+from cutline.base.outages import outage_in, outage_of
+from cutline.base.traces import cause_in
 from cutline.config.options import Options
 from cutline.errors import FlowFailedError
-from cutline.model.ids import FlowName
+from cutline.model.ids import FlowName, OperatorId
 from cutline.ports.engine import Engine, Query
 from cutline.ports.telemetry import Telemetry
+from cutline.protocol.restarts import QueryRestarts
 from cutline.worker.operator import OperatorService
 
 log = get_logger(__name__)
@@ -35,8 +37,11 @@ class Supervisor:
         on_fatal: Callable[[BaseException], None],
         on_given_up: Callable[[OperatorService, FlowFailedError], None],
         metrics: Telemetry,
+        keep_trace: Callable[[OperatorId, str], str] = lambda operator, text: "",
     ) -> None:
-        """``on_given_up`` is called when the restart limit is exhausted."""
+        """``on_given_up`` is called when the restart limit is exhausted. ``keep_trace`` stores the text of an error and
+        returns where; empty: nowhere.
+        """
         self._flow = flow
         self._service = service
         self._engine = engine
@@ -44,14 +49,18 @@ class Supervisor:
         self._on_fatal = on_fatal
         self._on_given_up = on_given_up
         self._metrics = metrics
+        self._keep_trace = keep_trace
+        self._part = f"query of {service.operator}"
         self._stopping = threading.Event()
         self._query: Query | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name=f"cutline-watch-{service.operator}", daemon=True)
         self.restarts = 0
-        #: Consecutive failures without a finished batch, and the number of batches at the last of them.
-        self._failures = 0
-        self._batches_at_failure = -1
+        self._counted = QueryRestarts(limit=options.restart_limit, backoff_ms=options.restart_backoff_ms)
+        #: Why the query could not be started: a resource was away.
+        self._start_error = ""
+        #: The cause of the last failure, in one line.
+        self._problem = ""
         #: How many batches of the log had run again when the query was last prepared for the next one.
         self._repeated_at_restart = -1
         self._idle_looks = 0
@@ -61,6 +70,18 @@ class Supervisor:
     @property
     def query(self) -> Query | None:
         return self._query
+
+    def failures(self) -> int:
+        """How often in a row the query has failed without finishing a batch."""
+        return self._counted.failures_since(self._finished())
+
+    @property
+    def problem(self) -> str:
+        """The cause of the last of these failures; empty if there is none."""
+        return self._problem if self.failures() else ""
+
+    def _finished(self) -> int:
+        return self._service.batches_total + self._service.replay.repeated_total
 
     def start(self) -> None:
         self._start_query()
@@ -74,6 +95,16 @@ class Supervisor:
                     self._service.operator, self._service.spark_checkpoint_dir, self._service.handle_batch
                 )
 
+    def _restart_query(self) -> None:
+        """Start the query again. If a resource is away, the next look finds that it does not run, and why."""
+        self._start_error = ""
+        try:
+            self._start_query()
+        except Exception as error:
+            if outage_of(error) is None and outage_in(str(error)) is None:
+                raise  # Spark may raise many errors here; each ends the flow
+            self._start_error = f"{type(error).__name__}: {error}"
+
     def begin_stop(self) -> None:
         """From now on the end of the query is expected."""
         self._stopping.set()
@@ -86,12 +117,14 @@ class Supervisor:
             query.stop()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
+        self._service.outages.ended(self._part)
 
     def _watch(self) -> None:
         try:
             while not self._stopping.wait(_LOOK_SECONDS):
                 query = self._query
                 if query is None or query.is_active():
+                    self._note_progress()
                     self._look_at(query)
                 elif not self._restart(query):
                     return
@@ -110,53 +143,65 @@ class Supervisor:
             self._repeated_at_idle = repeated
             self._idle_looks = 0
             query.stop()
-            self._start_query()
+            self._restart_query()
+
+    def _note_progress(self) -> None:
+        """What the query lacked is back when it has finished a batch."""
+        if self._counted.has_ended_outage(self._finished()):
+            self._service.outages.over(self._part)
 
     def _restart(self, query: Query) -> bool:
         """Restart the ended query; False if it is not restarted."""
-        error = query.failure() or "the query ended without an error"
+        error = self._start_error or query.failure() or "the query ended without an error"
         if self._stopping.is_set():
             return False
         replay = self._service.replay
         if replay.is_plan_wrong() and replay.repeated_total > self._repeated_at_restart:
             self._repeated_at_restart = replay.repeated_total
-            self._start_query()  # each batch of the log runs as it was planned
+            self._restart_query()  # each batch of the log runs as it was planned
             return True
-        # Progress since the last failure resets the count: only failures without progress exhaust it.
-        batches = self._service.batches_total + replay.repeated_total
-        self._failures = 1 if batches > self._batches_at_failure else self._failures + 1
-        self._batches_at_failure = batches
-        if self._failures > self._options.restart_limit:
-            self._give_up(error)
+        outage = outage_in(error)
+        pause_ms = self._counted.failed(self._finished(), is_outage=outage is not None)
+        self._problem = str(cause_in(error))
+        trace = self._keep_trace(self._service.operator, error)
+        if pause_ms is None:
+            self._give_up(trace)
             return False
-        if self._stopping.wait(self._pause_ms(error) / 1000):
+        if outage is not None:
+            self._service.outages.failed(self._part, outage, pause_s=pause_ms / 1000)
+        self._report(trace, pause_ms)
+        if self._stopping.wait(pause_ms / 1000):
             return False
         self.restarts += 1
         self._metrics.query_restarted(self._service.operator)
-        self._start_query()  # Spark may raise many errors here; each ends the flow
+        self._restart_query()
         return True
 
-    def _pause_ms(self, error: str) -> int:
-        backoff = Backoff(first_s=self._options.restart_backoff_ms / 1000)
-        pause_ms = round(backoff.pause_s(self._failures) * 1000)
+    def _report(self, trace: str, pause_ms: int) -> None:
         log.error(
             "query_failed",
             flow=self._flow,
             operator=self._service.operator,
-            restart=self._failures,
+            restart=self._counted.failures,
             of=self._options.restart_limit,
             pause_ms=pause_ms,
-            error=error,
+            error=self._problem,
+            trace=trace,
         )
-        return pause_ms
 
-    def _give_up(self, error: str) -> None:
+    def _give_up(self, trace: str) -> None:
+        """The root cause comes first; ``trace``: the file that holds the whole trace."""
         self._on_given_up(
             self._service,
             FlowFailedError(
-                f"{error}\nThe query failed {self._failures} times without finishing a batch",
+                f"{self._problem}; {_where(trace)}\n"
+                f"The query failed {self._counted.failures} times without finishing a batch",
                 next_step="fix the cause, then restart the flow: it resumes where it stopped",
                 flow=self._flow,
                 operator=self._service.operator,
             ),
         )
+
+
+def _where(trace: str) -> str:
+    return f"whole trace: {trace}" if trace else "its whole trace could not be stored"

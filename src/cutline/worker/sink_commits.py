@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cutline.base.logs import get_logger
+from cutline.base.outages import outage_of
 from cutline.errors import FencedError
 from cutline.model.ids import SinkId
 from cutline.model.staging import StagedBatch
@@ -44,6 +45,7 @@ class SinkCommits:
         self._checkpoints = ports.checkpoints
         self._outbox = outbox
         self._on_fatal = on_fatal
+        self._outages = ports.outages
         self._permits: queue.SimpleQueue[CommitPermit | _ImmediateBatch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"cutline-publish-{spec.operator}", daemon=True)
 
@@ -54,6 +56,8 @@ class SinkCommits:
         self._permits.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout=30)
+        for name in self._sinks:
+            self._outages.ended(f"sink {name}")
 
     def has_ended(self) -> bool:
         return not self._thread.is_alive()
@@ -92,10 +96,13 @@ class SinkCommits:
             except Exception as error:  # a sink may raise anything; the coordinator retries
                 log.warning("sink_commit_failed", sink=permit.sink, epoch=permit.epoch, exc_info=True)
                 reason = f"{type(error).__name__}: {error}"
+                if (outage := outage_of(error)) is not None:
+                    self._outages.failed(f"sink {permit.sink}", outage, is_timed=False)  # the coordinator knows when
                 self._outbox.tell(
                     SinkCommitFailed(operator=self._operator, sink=permit.sink, epoch=permit.epoch, reason=reason)
                 )
             else:
+                self._outages.over(f"sink {permit.sink}")
                 self._outbox.tell(
                     SinkCommitted(operator=self._operator, sink=permit.sink, epoch=permit.epoch, has_rows=has_rows)
                 )

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
+from cutline.base.outages import outage_of
 from cutline.errors import CutlineError, InvariantViolation
 from cutline.model.checkpoint import OperatorRecord, SinkRecord, SubtaskRecord
 from cutline.model.cut import CutPoint, InFlight, OperatorAck, SubtaskAck, Timings
@@ -63,6 +64,9 @@ class Snapshotter:
         self._checkpoints = ports.checkpoints
         self._outbox = outbox
         self._on_committed = on_committed
+        self._outages = ports.outages
+        #: Its name among the parts of a flow that wait for a resource.
+        self._part = f"snapshots of {spec.operator}"
         self._staged = StagedOutput(start.completed_batch)
         self._inputs = ports.inputs
         #: The answer sent for each open epoch, to be sent again on request.
@@ -81,6 +85,7 @@ class Snapshotter:
         self._requests.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout=30)
+        self._outages.ended(self._part)
 
     def has_ended(self) -> bool:
         return not self._thread.is_alive()
@@ -113,9 +118,15 @@ class Snapshotter:
                     self._answers.pop(request.epoch, None)
                     if not request.completed:
                         # The coordinator has discarded the epoch too, perhaps while this record was being stored.
-                        self._checkpoints.discard(request.epoch)
+                        self._discard(request.epoch)
                 case _:
                     assert_never(request)
+
+    def _discard(self, epoch: Epoch) -> None:
+        try:
+            self._checkpoints.discard(epoch)
+        except OSError:  # it holds nothing that is read; the next collection removes it
+            log.warning("snapshot_not_discarded", operator=self._operator, epoch=epoch, exc_info=True)
 
     def _answer(self, request: _Request) -> None:
         epoch = request.action.epoch
@@ -125,9 +136,13 @@ class Snapshotter:
                 return
             answer: OperatorAcked | SnapshotFailed = OperatorAcked(ack=acknowledgement(stored))
         except Exception as error:  # a sink may raise anything in ``prepare``; the coordinator aborts the epoch
+            if (outage := outage_of(error)) is not None:
+                self._outages.failed(self._part, outage, is_timed=False)
             reason = str(error) if isinstance(error, CutlineError) else f"{type(error).__name__}: {error}"
             log.warning("snapshot_failed", operator=self._operator, epoch=epoch, exc_info=True)
             answer = self._failure(epoch, reason)
+        else:
+            self._outages.over(self._part)
         self._answers[epoch] = answer
         self._outbox.tell(answer)
 

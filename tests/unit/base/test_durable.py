@@ -172,3 +172,16 @@ def test_a_tree_is_synced_with_all_its_files_and_folders(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", lambda handle: synced.add(os.readlink(f"/proc/self/fd/{handle}")))
     durable.sync_tree(tmp_path / "tree")
     assert synced == {str(tmp_path / name) for name in ("tree", "tree/deep", "tree/deep/file", "tree/other")}
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk, every retry would leave another part of a file."""
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    for write in (durable.create, durable.replace):
+        with pytest.raises(OSError, match="No space left"):
+            write(tmp_path / "record", b"content")
+    assert list(tmp_path.iterdir()) == []

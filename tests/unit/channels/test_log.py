@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from cutline.base import durable
 from cutline.channels.entry_files import entry_path
 from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError, DamagedRecordError, FencedError, InvariantViolation
@@ -655,3 +656,41 @@ def test_sweeping_a_log_that_was_opened_in_part_leaves_what_was_not_read(tmp_pat
     part = ChannelLog.open(log.operator, log.folder, log.lineage, Position(2))
     assert part.collect() == 0
     assert sorted(path for path in log.folder.rglob("*") if path.is_file()) == files
+
+
+# ------------------------------------------------------------------------------------------------- appending again
+
+
+@pytest.mark.parametrize("point", ["_write_temp", "fsync_dir"])
+def test_an_append_that_failed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    """Before its file exists, or after: there the second attempt finds the file of the first."""
+    log = open_log(tmp_path)
+    append_batch(log)
+    done, failures = getattr(durable, point), [OSError(28, "No space left on device")]
+
+    def fail_once(*arguments: object, **more: object) -> object:
+        if failures:
+            raise failures.pop()
+        return done(*arguments, **more)
+
+    monkeypatch.setattr(durable, point, fail_once)
+    with pytest.raises(OSError, match="No space left"):
+        append_batch(log)
+    assert log.last_batch == 0
+    append_batch(log)
+    assert stored(log) == ["g000001/0", "g000001/1"]
+    assert open_log(tmp_path).last_batch == 1
+
+
+def test_the_entry_of_another_process_is_never_taken_for_one_of_a_failed_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    append_batch(log)
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "_write_temp", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(OSError, match="full"):
+            append_batch(log)
+    path_of(log, 1).write_bytes(b"another process wrote this")
+    with pytest.raises(FencedError):
+        append_batch(log)

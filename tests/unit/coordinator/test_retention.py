@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from cutline.coordinator import retention
 from cutline.coordinator.retention import Janitor
 from cutline.errors import DamagedRecordError
 from cutline.model.checkpoint import Manifest
@@ -220,7 +221,7 @@ def test_a_janitor_that_fails_goes_on_with_the_next_request(flow: StoredFlow) ->
     keeper.release(keep_from(2))
     assert failed.wait(10)
     keeper.release(keep_from(3))
-    keeper.stop()
+    keeper.stop()  # no pass has succeeded yet: this one is performed
     assert flow.store.checkpoints.epochs() == [3]
 
 
@@ -238,8 +239,11 @@ def test_releases_that_wait_are_performed_in_one_pass(flow: StoredFlow) -> None:
     keeper = Janitor(checkpoints=Slow(flow.layout))
     needs: list[list[EpochNeeds]] = []
 
+    answered = threading.Semaphore(0)
+
     def collected(remaining: Iterable[EpochNeeds]) -> None:
         needs.append(list(remaining))
+        answered.release()
 
     keeper.start()
     keeper.release(ReleaseEpochs(drop=(), retained=(Epoch(1), Epoch(2), Epoch(3)), open_from=Epoch(4)), collected)
@@ -247,10 +251,60 @@ def test_releases_that_wait_are_performed_in_one_pass(flow: StoredFlow) -> None:
     keeper.release(keep_from(2), collected)
     keeper.release(ReleaseEpochs(drop=(Epoch(2),), retained=(Epoch(3),), open_from=Epoch(4)), collected)
     go.set()
+    assert answered.acquire(timeout=10) and answered.acquire(timeout=10)
     keeper.stop()
     assert passes == [set(), {1, 2}]
     assert [len(one) for one in needs] == [3, 1]
     assert flow.store.checkpoints.epochs() == [3]
+
+
+class Counting(LocalCheckpointStore):
+    """Counts what costs time: every manifest that is read, and every pass over all blobs."""
+
+    def __init__(self, flow: StoredFlow) -> None:
+        super().__init__(flow.layout)
+        self.loads = self.passes = 0
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def load_manifest(self, epoch: Epoch) -> Manifest:
+        self.loads += 1
+        return super().load_manifest(epoch)
+
+    def collect(self, *arguments: Any) -> Sequence[Epoch]:
+        self.passes += 1
+        self.entered.set()
+        assert self.go.wait(10)
+        return super().collect(*arguments)
+
+
+@pytest.mark.parametrize("has_passed", [False, True], ids=["first pass", "later pass"])
+def test_a_stop_drops_what_is_queued_and_the_rest_of_a_pass(
+    flow: StoredFlow, monkeypatch: pytest.MonkeyPatch, has_passed: bool
+) -> None:
+    monkeypatch.setattr(retention, "_STOP_SECONDS", 0.0)
+    store = Counting(flow)
+    keeper = Janitor(checkpoints=store)
+    keeper._has_passed = has_passed
+    keeper.start()
+    keeper.release(keep_from(2))
+    assert store.entered.wait(10)
+    for _ in range(50):
+        keeper.release(keep_from(3))
+    loads = store.loads
+    stopping = threading.Thread(target=keeper.stop)
+    stopping.start()
+    assert keeper._is_stopping.wait(10)
+    store.go.set()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert store.passes == 1, "none of the queued releases is begun"
+    assert store.loads - loads <= (5 if not has_passed else 0), "at most the pass under way is finished"
+    assert store.epochs() == ([2, 3] if not has_passed else [1, 2, 3])
+    again = janitor(flow)  # what the next start releases
+    again.start()
+    again.release(keep_from(3))
+    again.stop()
+    assert store.epochs() == [3]
 
 
 def test_entries_are_released_though_left_logs_cannot_be_collected(flow: StoredFlow) -> None:

@@ -12,6 +12,7 @@ from cutline.channels.log import ChannelLog
 from cutline.errors import FencedError
 from cutline.model.ids import Generation, Position
 from cutline.protocol.messages.wire import EntriesReleased
+from cutline.worker import log_release
 from cutline.worker.log_release import LogRelease
 from tests.support.channels import append_batch, open_log
 from tests.support.outbox import KeptOutbox
@@ -67,7 +68,10 @@ def test_a_process_that_was_replaced_deletes_nothing_and_says_so_all_the_same(lo
     desk.release.stop()
 
 
-def test_what_is_queued_when_it_stops_goes_in_one_step(log: ChannelLog) -> None:
+def test_what_is_queued_when_it_stops_is_left_to_the_next_start(
+    log: ChannelLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_release, "_STOP_SECONDS", 0.0)
     entered, go = threading.Event(), threading.Event()
     checks: list[bool] = []
 
@@ -83,14 +87,31 @@ def test_what_is_queued_when_it_stops_goes_in_one_step(log: ChannelLog) -> None:
         desk.release.request(Position(below))
     stopping = threading.Thread(target=desk.release.stop)
     stopping.start()
+    assert desk.release._is_stopping.wait(LONG)
     go.set()
     stopping.join(LONG)
     assert desk.release.has_ended()
-    assert log.start == 4
-    assert len(checks) == 2
-    told = [desk.heard.get_nowait(), desk.heard.get_nowait()]
-    assert [one.below for one in told if isinstance(one, EntriesReleased)] == [1, 4]
+    assert log.start == 1
+    assert len(checks) == 1
+    assert desk.heard.get_nowait() == EntriesReleased(
+        operator=log.operator, generation=Generation(3), below=Position(1)
+    )
     assert desk.heard.empty()
+    again = Desk(log)  # positions are cumulative: the next release covers what was dropped
+    assert again.ask(4).below == 4
+    assert log.start == 4
+    again.release.stop()
+
+
+def test_a_short_run_performs_its_first_release_though_it_stops(log: ChannelLog) -> None:
+    outbox = KeptOutbox()
+    release = LogRelease(log, Generation(3), check_fence=lambda: None, outbox=outbox)
+    for below in (1, 3, 2):
+        release.request(Position(below))
+    release._is_stopping.set()
+    release.start()
+    release.stop()
+    assert log.start == 3
 
 
 def test_what_is_asked_for_after_the_stop_is_left(log: ChannelLog) -> None:

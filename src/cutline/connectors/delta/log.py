@@ -222,7 +222,7 @@ class DeltaLog:
             removed.append(pointer)  # readers list the folder instead
         for path in removed:
             _log.warning("torn_delta_file_removed", path=str(path))
-            path.unlink(missing_ok=True)  # not synced: what comes back is removed at the next start
+            path.unlink(missing_ok=True)  # not synced: what reappears is removed at the next start
 
     def file_of(self, version: int) -> Path:
         """The file whose existence makes the version."""

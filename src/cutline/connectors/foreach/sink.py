@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cutline.base import records
-from cutline.base.durable import create, make_dir, replace
-from cutline.base.file_locks import exclusive
+from cutline.base.durable import create, exclusive, make_dir, replace
 from cutline.config.arguments import checked
 from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.rows import differences, recorded_schema, rows_schema, storable_schema

@@ -21,8 +21,7 @@ import msgspec
 
 from cutline.base import records
 from cutline.base.crashpoints import crashpoint
-from cutline.base.durable import create, fsync_dir, fsync_file, is_temporary, make_dir, replace, settle_dir
-from cutline.base.file_locks import exclusive
+from cutline.base.durable import create, exclusive, fsync_dir, fsync_file, is_temporary, make_dir, replace, settle_dir
 from cutline.config.arguments import checked
 from cutline.connectors.parquet.reader import read_folder
 from cutline.connectors.parquet_writer import ParquetStager

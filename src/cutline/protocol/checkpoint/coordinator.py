@@ -133,6 +133,10 @@ class Coordinator:
     def published(self, sink: SinkId) -> Epoch:
         return self._publisher.published(sink)
 
+    def sink_retry_ms(self, sink: SinkId) -> int | None:
+        """When a sink that has failed is told again; None: it has not failed."""
+        return self._publisher.retry_ms(sink)
+
     def is_settled(self) -> bool:
         """Whether nothing is under way: no pending epoch, no sink behind the newest complete one."""
         return not self._pending and self._publisher.is_idle()

@@ -103,6 +103,9 @@ class PerOperatorCoordinator:
     def published(self, sink: SinkId) -> Epoch:
         return self._owner_of_sink[sink].published(sink)
 
+    def sink_retry_ms(self, sink: SinkId) -> int | None:
+        return self._owner_of_sink[sink].sink_retry_ms(sink)
+
     def is_settled(self) -> bool:
         return all(part.is_settled() for part in self._parts.values())
 

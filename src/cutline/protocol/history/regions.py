@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from cutline.model.ids import BatchId, Epoch, OperatorId
+from cutline.model.ids import BatchId, OperatorId
 
 #: How many times an operator may be restored alone and catch up with its log without getting any further.
 FUTILE_RESTORES = 3
@@ -27,26 +27,29 @@ def region_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRestore:
-    """When an operator was last restored because it had failed."""
+    """Where an operator stood when it was last restored because it had failed."""
 
-    #: The restored epoch, and the furthest batch that the operator had reached before.
-    epoch: Epoch
+    #: The last batch in the checkpoint that it was restored to.
+    batch: BatchId
+    #: The furthest batch that it had finished before.
     reached: BatchId
-    #: How many times it has been restored to that epoch since, without getting any further.
+    #: How many times it has been restored since, without finishing a batch that it had not finished before.
     futile: int = 0
 
 
 def next_restore(
-    last: LastRestore | None, *, epoch: Epoch, reached: BatchId, has_caught_up: bool
+    last: LastRestore | None, *, batch: BatchId, reached: BatchId, has_caught_up: bool
 ) -> LastRestore | None:
     """The record of the next restore; None if it is futile: the operator would fail for ever.
 
+    Progress is a finished batch: one beyond all before, or one that a later checkpoint holds (a restored operator may
+    read the same rows in fewer batches). A newer epoch alone is no progress: epochs go on while an operator fails.
     ``has_caught_up``: it has reached the end of its own log since it was restored. That log does not shrink when the
     operator is restored alone, so catching up counts as progress, a few times.
     """
-    if last is None or last.epoch != epoch or reached > last.reached:
-        return LastRestore(epoch=epoch, reached=reached)
+    if last is None or batch > last.batch or reached > last.reached:
+        return LastRestore(batch=batch, reached=reached if last is None else max(reached, last.reached))
     futile = last.futile + 1
     if not has_caught_up or futile > FUTILE_RESTORES:
         return None
-    return LastRestore(epoch=epoch, reached=reached, futile=futile)
+    return LastRestore(batch=batch, reached=last.reached, futile=futile)

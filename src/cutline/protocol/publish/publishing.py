@@ -96,6 +96,11 @@ class Publisher:
     def deadlines_ms(self) -> list[int]:
         return [sink.again_at_ms for sink in self._sinks.values() if sink.state is not SinkState.IDLE]
 
+    def retry_ms(self, sink: SinkId) -> int | None:
+        """When a sink that has failed is told again; None: it has not failed."""
+        state = self._sinks[sink]
+        return state.again_at_ms if state.state is SinkState.WAITING else None
+
     def committed(self, sink: SinkId, epoch: Epoch) -> None:
         """A sink reports that the epoch is published. A repeated report changes nothing."""
         state = self._sinks[sink]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cutline.errors import RecoveryError
 from cutline.model.checkpoint import Manifest
-from cutline.model.ids import BatchId, Epoch, OperatorId
+from cutline.model.ids import NO_BATCH, BatchId, OperatorId
 from cutline.protocol.history.evolution import Definition
 from cutline.protocol.history.regions import LastRestore, next_restore, region_of
 from cutline.protocol.recovery.alone import epoch_alone
@@ -23,8 +23,6 @@ class RegionFacts:
     failed: OperatorId
     #: Why it failed.
     reason: str
-    #: Its newest complete epoch, as the coordinator knows it; NO_EPOCH if there is none.
-    newest: Epoch
     #: Its complete epochs, ascending, as far as they can be read; outside of per-operator mode only the newest.
     manifests: tuple[Manifest, ...]
     #: The last batch in its log.
@@ -49,7 +47,8 @@ def region_to_stop(definition: Definition, failed: OperatorId) -> frozenset[Oper
 
 def remembered(facts: RegionFacts) -> LastRestore | None:
     """The record of this restore; None if it is futile."""
-    return next_restore(facts.last, epoch=facts.newest, reached=facts.reached, has_caught_up=facts.has_caught_up)
+    batch = facts.manifests[-1].operators[facts.failed].batch if facts.manifests else NO_BATCH
+    return next_restore(facts.last, batch=batch, reached=facts.reached, has_caught_up=facts.has_caught_up)
 
 
 def choose_region(facts: RegionFacts) -> RestorePlan | Refusal | Hopeless | NeedFacts:

@@ -11,12 +11,19 @@ from typing import Any, cast
 
 import msgspec
 
-from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
+from cutline.errors import FencedError, InvariantViolation, NotDone, UnknownFormatError
 from cutline.model.cut import BarrierTerms
 from cutline.model.history import Identity
 from cutline.model.ids import Epoch, Generation, SinkId
 from cutline.ports.metadata import EpochOutcome, PendingRecord
 
+#: What waiting may help against; SQLite rolls the transaction back in each of these cases.
+_AWAY = {
+    sqlite3.SQLITE_FULL: "there is no room on the disk of the coordinator's records",
+    sqlite3.SQLITE_IOERR: "the disk of the coordinator's records fails",
+    sqlite3.SQLITE_CANTOPEN: "the coordinator's records cannot be opened",
+    sqlite3.SQLITE_BUSY: "another process has locked the coordinator's records",
+}
 _SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
@@ -38,10 +45,11 @@ class SqliteMetadata:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         self._generation = Generation(0)
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        with _explained():
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version > _SCHEMA_VERSION:
             raise UnknownFormatError(f"coordinator records have format {version}", path=path)
         with self._transaction():  # two processes may open it at the same time
@@ -54,13 +62,13 @@ class SqliteMetadata:
             self._db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
 
     def _read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
+        with self._lock, _explained():
             return cast("list[tuple[Any, ...]]", self._db.execute(sql, values).fetchall())
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         """All or nothing; a failed statement leaves neither a partial change nor a lock behind."""
-        with self._lock:
+        with self._lock, _explained():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -89,7 +97,7 @@ class SqliteMetadata:
         self._generation = generation
 
     def check_fence(self) -> None:
-        with self._lock:
+        with self._lock, _explained():
             self._refuse_if_fenced()
 
     def _refuse_if_fenced(self) -> None:
@@ -220,6 +228,18 @@ class SqliteMetadata:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turns the errors that end when a resource is back into NotDone."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        why = _AWAY.get(error.sqlite_errorcode & 0xFF)
+        if why is None:
+            raise
+        raise NotDone(f"{why}: {error}", store="coordinator.sqlite") from error
 
 
 def forget_seen(path: Path, sink: SinkId) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
+from cutline.model.checkpoint import Manifest
 from cutline.model.generation import LostInput
 from cutline.model.ids import BatchId, Epoch
 from cutline.protocol.history.regions import FUTILE_RESTORES, LastRestore, next_restore
@@ -22,10 +25,17 @@ def facts(*epochs: int, is_per_operator: bool = False) -> RegionFacts:
         definition=definition(is_per_operator=is_per_operator),
         failed=TOTALS,
         reason="it fails",
-        newest=Epoch(max(epochs, default=0)),
         manifests=tuple(manifest(epoch, operators=held) for epoch in epochs),
         reached=BatchId(9),
         has_caught_up=False,
+    )
+
+
+def at_batch(epoch: int, batch: int) -> Manifest:
+    """An epoch at which ``totals`` cut after this batch."""
+    made = manifest(epoch)
+    return structs.replace(
+        made, operators={**made.operators, TOTALS: structs.replace(made.operators[TOTALS], batch=BatchId(batch))}
     )
 
 
@@ -82,22 +92,35 @@ def test_alone_an_operator_tries_one_checkpoint_after_the_other() -> None:
     assert "does not reach back to the beginning" in last.what
 
 
-def test_returning_to_the_same_epoch_without_progress_is_hopeless() -> None:
+def test_a_restore_without_a_batch_finished_since_the_last_one_is_hopeless() -> None:
     known = facts(2)
-    assert remembered(known) == LastRestore(epoch=Epoch(2), reached=BatchId(9))
+    assert remembered(known) == LastRestore(batch=BatchId(2), reached=BatchId(9))
     again = replace(known, last=remembered(known))
     assert choose_region(again) == Hopeless()
     assert choose_region(replace(again, reached=BatchId(10))) != Hopeless()
-    newer = replace(again, newest=Epoch(3), manifests=(manifest(3),))
-    assert choose_region(newer) != Hopeless()
+
+
+def test_a_newer_epoch_is_progress_only_if_it_holds_a_batch_more() -> None:
+    """While an operator fails, epochs go on: it cuts at its last finished batch, again and again."""
+    again = replace(facts(2), last=remembered(facts(2)))
+    assert choose_region(replace(again, manifests=(at_batch(3, 2),))) == Hopeless()
+    assert choose_region(replace(again, manifests=(at_batch(3, 3),), reached=BatchId(3))) != Hopeless()
+
+
+def test_what_was_reached_once_is_remembered() -> None:
+    last = next_restore(
+        LastRestore(batch=BatchId(2), reached=BatchId(9)), batch=BatchId(4), reached=BatchId(5), has_caught_up=False
+    )
+    assert last == LastRestore(batch=BatchId(4), reached=BatchId(9))
+    assert next_restore(last, batch=BatchId(4), reached=BatchId(8), has_caught_up=False) is None
 
 
 def test_catching_up_with_its_log_is_progress_a_few_times() -> None:
-    last: LastRestore | None = LastRestore(epoch=Epoch(2), reached=BatchId(9))
+    last: LastRestore | None = LastRestore(batch=BatchId(2), reached=BatchId(9))
     for _ in range(FUTILE_RESTORES):
-        last = next_restore(last, epoch=Epoch(2), reached=BatchId(9), has_caught_up=True)
+        last = next_restore(last, batch=BatchId(2), reached=BatchId(9), has_caught_up=True)
         assert last is not None
-    assert next_restore(last, epoch=Epoch(2), reached=BatchId(9), has_caught_up=True) is None
-    assert next_restore(last, epoch=Epoch(2), reached=BatchId(10), has_caught_up=False) == LastRestore(
-        epoch=Epoch(2), reached=BatchId(10)
+    assert next_restore(last, batch=BatchId(2), reached=BatchId(9), has_caught_up=True) is None
+    assert next_restore(last, batch=BatchId(2), reached=BatchId(10), has_caught_up=False) == LastRestore(
+        batch=BatchId(2), reached=BatchId(10)
     )

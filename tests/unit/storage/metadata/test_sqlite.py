@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cutline.errors import FencedError, InvariantViolation, UnknownFormatError
+from cutline.errors import FencedError, InvariantViolation, NotDone, UnknownFormatError
 from cutline.model.cut import BarrierTerms
 from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.ports.metadata import EpochOutcome, PendingRecord
@@ -167,3 +167,34 @@ def test_a_region_takes_a_generation_only_while_its_process_runs_the_flow(tmp_pa
         with pytest.raises(FencedError, match="has taken over"):
             old.check_fence()
         new.check_fence()
+
+
+def test_a_full_disk_is_an_outage_that_leaves_the_records_as_they_were(store: SqliteMetadata) -> None:
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count={pages}")
+    big = EpochOutcome(
+        epoch=Epoch(1),
+        generation=Generation(1),
+        started_ms=1,
+        ended_ms=2,
+        outcome="aborted",
+        reason="x" * 100_000,
+        details={},
+    )
+    with pytest.raises(NotDone, match="no room on the disk of the coordinator's records"):
+        store.store_outcome(big)
+    assert store.history(10) == []
+    store._db.execute("PRAGMA max_page_count=1000000")
+    store.store_outcome(big)
+    assert [one.epoch for one in store.history(10)] == [1]
+
+
+def test_records_that_another_process_has_locked_are_an_outage(store: SqliteMetadata, path: Path) -> None:
+    store._db.execute("PRAGMA busy_timeout=10")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(NotDone, match="another process has locked"):
+            store.store_published(TABLE, Epoch(1))
+        other.execute("ROLLBACK")
+    store.store_published(TABLE, Epoch(1))
+    assert store.published() == {TABLE: 1}

@@ -55,7 +55,6 @@ class RegionRestores:
             definition=definition_of(flow),
             failed=failed,
             reason="it has lost its directory",
-            newest=manifests[-1].epoch if manifests else NO_EPOCH,
             manifests=tuple(manifests),
             reached=reached,
             has_caught_up=process.query.spark.committed >= reached,

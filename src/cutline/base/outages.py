@@ -1,0 +1,134 @@
+"""Resources that are away for a while: a full disk, a store or a database that does not answer.
+
+The flow waits for them and continues by itself; its status says what it waits for, since when, and when it tries again.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cutline.base.backoff import Backoff
+from cutline.base.clock import now_ms
+from cutline.base.logs import get_logger
+from cutline.errors import MissingObject, StoreError
+
+log = get_logger(__name__)
+
+#: A write that failed so had no effect. After other I/O errors (EIO, a file system that became read-only) it is unknown
+#: what of earlier writes the disk holds: only a start from the logs is safe.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+#: The text of a failed query, which holds the error of an executor or of the JVM.
+_NO_ROOM_TEXT = re.compile(r"No space left on device|Disk quota exceeded")
+_STORE_TEXT = re.compile(r"cutline\.errors\.(?:NotDone|OutcomeUnknown): (.*)")
+
+_BACKOFF = Backoff(first_s=0.25, limit_s=10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """What is away, and what is known about it."""
+
+    #: "the disk", "coordinator.sqlite", a store or a database.
+    resource: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """One part of the flow that waits for a resource."""
+
+    #: The part: the coordinator, an operator, a query, a sink, the remote tier.
+    part: str
+    outage: Outage
+    since_ms: int
+    attempts: int
+    #: When it tries again; None: with the next checkpoint.
+    next_try_ms: int | None
+
+
+def outage_of(error: BaseException) -> Outage | None:
+    """The outage that an error stands for; None: it is a failure, and waiting would not help."""
+    for one in _chain(error):
+        if isinstance(one, OSError) and one.errno in _NO_ROOM:
+            where = f" ({one.filename})" if one.filename else ""
+            return Outage("the disk", f"{one.strerror}{where}")
+        if isinstance(one, StoreError) and not isinstance(one, MissingObject):
+            names = (str(one.where[key]) for key in ("store", "database", "url") if key in one.where)
+            return Outage(next(names, "a store"), one.what)
+    return None
+
+
+def outage_in(text: str) -> Outage | None:
+    """The same of a query's error, of which there is only the text."""
+    if (found := _NO_ROOM_TEXT.search(text)) is not None:
+        return Outage("the disk", found[0])
+    if (found := _STORE_TEXT.search(text)) is not None:
+        return Outage("a store", found[1])
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and the errors that caused it."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__
+
+
+class Outages:
+    """What the parts of one flow wait for. Any thread may call."""
+
+    def __init__(self, flow: str = "") -> None:
+        self._flow = flow
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Waiting] = {}
+
+    def failed(self, part: str, outage: Outage, *, pause_s: float | None = None, is_timed: bool = True) -> float:
+        """A part has tried in vain. Returns the pause before it tries again, growing unless ``pause_s`` is given.
+
+        ``is_timed=False``: it tries again not after a pause but with the next checkpoint.
+        """
+        with self._lock:
+            before = self._waiting.get(part)
+            attempts = before.attempts + 1 if before is not None else 1
+            pause_s = _BACKOFF.pause_s(attempts) if pause_s is None else pause_s
+            self._waiting[part] = Waiting(
+                part=part,
+                outage=outage,
+                since_ms=before.since_ms if before is not None else now_ms(),
+                attempts=attempts,
+                next_try_ms=now_ms() + round(pause_s * 1000) if is_timed else None,
+            )
+        if before is None or before.outage.resource != outage.resource:
+            log.error("resource_away", flow=self._flow, part=part, resource=outage.resource, problem=outage.problem)
+        return pause_s
+
+    def postponed(self, part: str, next_try_ms: int) -> None:
+        """The next try was decided elsewhere."""
+        with self._lock:
+            if (before := self._waiting.get(part)) is not None:
+                self._waiting[part] = replace(before, next_try_ms=next_try_ms)
+
+    def ended(self, part: str) -> None:
+        """A part waits no longer because it has ended."""
+        with self._lock:
+            self._waiting.pop(part, None)
+
+    def over(self, part: str) -> None:
+        """A part has succeeded."""
+        with self._lock:
+            before = self._waiting.pop(part, None)
+        if before is not None:
+            waited_ms = now_ms() - before.since_ms
+            log.warning("resource_back", flow=self._flow, part=part, resource=before.outage.resource, ms=waited_ms)
+
+    def waiting(self) -> list[Waiting]:
+        """The longest first."""
+        with self._lock:
+            return sorted(self._waiting.values(), key=lambda one: one.since_ms)

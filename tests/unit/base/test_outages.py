@@ -1,0 +1,95 @@
+"""Which errors mean that a resource is away, and what the flow says of it meanwhile."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from cutline.base.outages import Outage, Outages, outage_in, outage_of
+from cutline.errors import DamagedRecordError, FencedError, MissingObject, NotDone, OutcomeUnknown
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "entries/7.json")
+
+
+@pytest.mark.parametrize(
+    ("error", "resource"),
+    [
+        (FULL, "the disk"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk"),
+        (NotDone("the server refuses connections", store="s3://bucket"), "s3://bucket"),
+        (OutcomeUnknown("no answer", database="host=db"), "host=db"),
+        (NotDone("no answer"), "a store"),
+    ],
+)
+def test_what_may_come_back_is_an_outage(error: Exception, resource: str) -> None:
+    outage = outage_of(error)
+    assert outage is not None
+    assert outage.resource == resource
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        # What of earlier writes the disk holds is unknown then: only a start from the logs is safe.
+        OSError(errno.EIO, "Input/output error"),
+        OSError(errno.EROFS, "Read-only file system"),
+        MissingObject("there is no such object", store="s3://bucket"),
+        DamagedRecordError("torn"),
+        FencedError("another process runs the flow"),
+        ValueError("a bug"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_waiting_does_not_help_against_is_none(error: Exception) -> None:
+    assert outage_of(error) is None
+
+
+def test_the_cause_of_an_error_counts() -> None:
+    error = RuntimeError("the record was not stored")
+    error.__cause__ = FULL
+    assert outage_of(error) == Outage("the disk", "No space left on device (entries/7.json)")
+
+
+@pytest.mark.parametrize(
+    ("text", "resource"),
+    [
+        ("… Caused by: java.io.IOException: No space left on device\n\tat java.base/…", "the disk"),
+        ("… OSError: [Errno 28] No space left on device: '/data/x.arrow'\n", "the disk"),
+        ("…\ncutline.errors.NotDone: PostgreSQL cannot be reached: connection refused (database=host=db)\n", "a store"),
+        ("…\ncutline.errors.OutcomeUnknown: no answer (store=s3://b)\n", "a store"),
+    ],
+)
+def test_the_text_of_a_failed_query_says_it_too(text: str, resource: str) -> None:
+    outage = outage_in(text)
+    assert outage is not None
+    assert outage.resource == resource
+
+
+@pytest.mark.parametrize("text", ["ValueError: no key", "cutline.errors.MissingObject: gone", "SinkError"])
+def test_a_failed_query_whose_operator_is_to_blame_is_none(text: str) -> None:
+    assert outage_in(text) is None
+
+
+def test_pauses_grow_and_the_beginning_is_remembered() -> None:
+    outages, full = Outages("shop"), Outage("the disk", "No space left on device")
+    pauses = [outages.failed("coordinator", full) for _ in range(8)]
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    (waiting,) = outages.waiting()
+    assert waiting.attempts == 8
+    assert waiting.next_try_ms is not None
+    assert waiting.next_try_ms >= waiting.since_ms + 10_000
+    outages.over("coordinator")
+    assert outages.waiting() == []
+    assert outages.failed("coordinator", full) == 0.25, "the next outage begins anew"
+
+
+def test_the_longest_wait_comes_first_and_each_part_ends_its_own() -> None:
+    outages, away = Outages(), Outage("s3://bucket", "no answer")
+    for part in ("remote tier", "sink table"):
+        outages.failed(part, away, is_timed=False)
+    assert [one.next_try_ms for one in outages.waiting()] == [None, None]
+    outages.postponed("sink table", 77)
+    outages.postponed("nothing that waits", 77)
+    outages.ended("remote tier")
+    assert [(one.part, one.next_try_ms) for one in outages.waiting()] == [("sink table", 77)]

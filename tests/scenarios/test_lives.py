@@ -16,6 +16,8 @@ CALLED_BACK = {
     ("cutline.storage.blobs", "cutline.storage.checkpoints"),
     # Asks before each deletion whether another process runs the flow, or the flow stops.
     ("cutline.coordinator.retention", "cutline.storage.checkpoints"),
+    # A decorator that checks the arguments of the public API.
+    ("cutline.config.arguments", "cutline.flow"),
 }
 CHAPTERS = {
     "batch": "Life of a batch",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cutline.channels.log import ChannelLog
-from cutline.errors import CutlineError, FencedError, FlowFailedError, RecoveryError
+from cutline.errors import CutlineError, FencedError, FlowFailedError, RecoveryError, StorageError
 from cutline.model.checkpoint import Manifest, Tombstone
 from cutline.model.ids import Epoch, Position
 from cutline.protocol.messages.coordinator import ReleaseEpochs
@@ -152,7 +152,7 @@ def test_a_region_whose_input_is_gone_is_not_restored_without_it(tmp_path: Path)
     (Path(channel.segments.place.url) / channel.data_entries()[-1].segments[0].name).unlink()
     flow.fail(TOTALS)
     failure = flow.run._lifecycle.failure
-    assert failure is not None and "its region could not be restored either" in str(failure)
+    assert failure is not None and "Its region could not be restored either" in str(failure)
     assert "g1-b4.arrow" in str(failure), "it names what is missing"
     flow.stop()
 
@@ -316,7 +316,7 @@ def test_a_start_that_fails_leaves_no_thread(tmp_path: Path, monkeypatch: pytest
 
     before = set(threading.enumerate())
     monkeypatch.setattr(OperatorService, "_perform", perform)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(StorageError, match="the disk reports an error"):
         SparklessFlow(tmp_path)
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert not {name for name in left if name.startswith("cutline")}

@@ -14,7 +14,6 @@ from cutline.errors import DamagedRecordError, LostInputError
 from cutline.model.ids import FlowName, OperatorId
 from cutline.model.layout import Layout
 from cutline.spark.remote_dirs import HadoopDirs, settle_live_dirs
-from tests.support import sparkless
 from tests.support.remote import copied, lose_host, remote
 from tests.support.running import assert_each_once, running
 from tests.support.spark_dirs import SparkDir
@@ -149,7 +148,7 @@ def hadoop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHadoop:
         self.wait(lambda: place.with_name(f"{place.name}.in-place").exists())
         return place
 
-    monkeypatch.setattr(sparkless, "HandDrivenEngine", engine)
+    monkeypatch.setattr(SparklessFlow, "engine_type", staticmethod(engine))
     monkeypatch.setattr(SparklessFlow, "spark_dir", spark_dir)
     return hadoop
 

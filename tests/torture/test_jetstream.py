@@ -82,7 +82,14 @@ def start(tmp_path: Path, schema: pa.Schema = SIMPLE, **options: Any) -> Case:
     sink = make(tmp_path, **options)
     context = TestJetStream().context(schema)
     sink.open(context)
+    sink.claim("", expected=sink.claimed())
     return Case(sink=sink, context=context)
+
+
+def take_over(case: Case, sink: JetStream) -> None:
+    """As the next start does it."""
+    case.open(sink)
+    sink.claim("", expected=sink.claimed())
 
 
 def raw_ids(tmp_path: Path) -> list[int]:
@@ -178,7 +185,7 @@ def test_a_writer_that_was_thought_dead_publishes_nothing_more(tmp_path: Path) -
     case = start(tmp_path)
     zombie, staged = case.sink, case.stage(0, rows(1, 2))
     permit = case.permit(1, [staged])
-    case.open(make(tmp_path))
+    take_over(case, make(tmp_path))
     with pytest.raises(FencedError):
         zombie.commit(permit, [staged], {})
     assert raw_ids(tmp_path) == []
@@ -196,7 +203,7 @@ def test_exactly_once_does_not_need_the_window_of_duplicates(tmp_path: Path) -> 
         staged = case.stage(0, rows(*range(1, 10)))
         permit = case.commit(1, staged)
         staged_again = case.stage(1, rows(10))
-        case.open(make(tmp_path, batch_messages=3))
+        take_over(case, make(tmp_path, batch_messages=3))
         case.sink.commit(permit, [staged], {})
         case.commit(2, staged_again)
         assert raw_ids(tmp_path) == list(range(1, 11))
@@ -323,7 +330,7 @@ def test_a_batch_begun_before_a_claim_is_refused_when_it_ends(tmp_path: Path) ->
             "Nats-Expected-Last-Subject-Sequence-Subject": subject,
         }
         assert zombie.ask(lambda client: half(client, 1, fence)) == b""
-        case.open(make(tmp_path))
+        take_over(case, make(tmp_path))
         assert b"wrong last sequence" in zombie.ask(lambda client: half(client, 2, {"Nats-Batch-Commit": "1"}))
     case.publish(1, 0, rows(1))
     assert raw_ids(tmp_path) == [1]

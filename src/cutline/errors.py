@@ -55,6 +55,8 @@ class OtherHistoryError(RecoveryError):
     can_rejoin = False
     #: The newest checkpoint of this storage that a person can have restored, giving up what others published; or None.
     restorable: int | None = None
+    #: Whether this storage has run the flow. If not, it holds only a part of what it downloaded, which is out of date.
+    has_run = True
 
 
 class LostInputError(RecoveryError):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cutline.errors import ConfigError, RecoveryError
+from cutline.errors import ConfigError, OtherHistoryError, RecoveryError
 from cutline.model.ids import OperatorId
 from cutline.storage.query_dir import LocalQueryDir
 from tests.support.changes import AFTER, BEFORE, CHANGES, NEW_TABLES, TABLES, first_life
 from tests.support.changing import ChangingFlow, changing, counted
+from tests.support.killing import is_killed_at
 
 
 def goes_on_right(flow: ChangingFlow, *, emitted: int = 4) -> None:
@@ -291,3 +293,52 @@ def test_nobody_joins_in_per_operator_mode(tmp_path: Path) -> None:
         flow.emit(1)
     with pytest.raises(RecoveryError, match="in per-operator mode no operator can join"):
         ChangingFlow(tmp_path, {**BEFORE, "late": ("numbers",)}, {**TABLES, "x": "late"}, mode="per-operator")
+
+
+# ---------------------------------------------------------------------- several storages
+
+
+def test_a_host_that_is_lost_right_after_an_operator_with_a_sink_has_joined(tmp_path: Path) -> None:
+    remote: dict[str, Any] = {"remote": str(tmp_path / "bucket"), "replicate_interval": "1h"}
+    one, table = {"numbers": (), "totals": ("numbers",)}, {"table": "totals"}
+    two, tables = {**one, "late": ("totals",)}, {**table, "latest": "late"}
+    with changing(tmp_path, one, table, **remote) as flow:
+        flow.emit(3)
+        assert flow.run.wait_remote(flow.settle())
+    with changing(tmp_path, two, tables, **remote) as flow:
+        assert flow.recovered.path == "resume"
+    shutil.rmtree(tmp_path / "storage")
+    with changing(tmp_path, two, tables, **remote) as flow:
+        flow.emit(2)
+        flow.settle()
+        assert flow.table("table") == counted(0, 5)
+
+
+def test_a_copy_shares_only_what_an_evolution_was_made_from(tmp_path: Path) -> None:
+    """The start that changes the operators is killed before it claims the sinks; the next one claims them."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.mkdir()
+    with changing(a, BEFORE, TABLES, retain_checkpoints=9) as flow:
+        flow.emit(3)
+        first = flow.settle()
+        flow.emit(4)
+        flow.settle()
+    b.mkdir()
+    for path in a.iterdir():
+        if path.name == "storage":
+            shutil.copytree(path, b / path.name)
+        else:
+            (b / path.name).symlink_to(path)
+    changed = partial(ChangingFlow, a, AFTER, NEW_TABLES, retain_checkpoints=9)
+    assert is_killed_at("restore-generation", lambda: changed(restore_to=first, **CHANGES))
+    with changing(a, AFTER, NEW_TABLES, retain_checkpoints=9) as flow:
+        flow.emit(1)
+        flow.settle()
+    with pytest.raises(OtherHistoryError) as caught:
+        ChangingFlow(b, BEFORE, TABLES, retain_checkpoints=9).stop()
+    assert caught.value.restorable == first
+    with changing(b, BEFORE, TABLES, retain_checkpoints=9, restore_to=first) as flow:
+        flow.emit(1)
+        flow.settle()
+        rows = flow.table("table")
+        assert rows == counted(0, len(rows))

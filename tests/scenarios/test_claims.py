@@ -134,3 +134,27 @@ def test_a_claim_in_a_delta_table_is_synced_before_anything_relies_on_it(
     case_of(sink)
     sink.claim("", expected=sink.claimed())
     assert f"{DeltaTable(str(tmp_path / 't')).version():020}.json" in synced
+
+
+def test_a_power_cut_while_a_delta_table_is_claimed_leaves_the_claim_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Delta(tmp_path / "t"), Delta(tmp_path / "t")
+    case_of(first)
+    first.claim("first", expected="")
+    before = first.claimed()
+    case_of(second)
+    log = set((tmp_path / "t/_delta_log").iterdir())
+
+    def cut(*_: Any) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta_log.DeltaLog, "make_durable", cut)
+        with pytest.raises(InterruptedError):
+            second.claim("second", expected=before)
+    for path in set((tmp_path / "t/_delta_log").iterdir()) - log:
+        path.unlink()  # not synced yet
+    third = Delta(tmp_path / "t")
+    case_of(third)
+    assert third.claimed() == before

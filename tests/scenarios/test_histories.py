@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,3 +223,104 @@ def test_a_copy_that_is_behind_takes_nothing_back(tmp_path: Path, more: dict[str
     with running(a, **more) as flow:
         publish(flow, 1)
         assert_each_once(flow.sink.rows())
+
+
+# ---------------------------------------------------------------------- what a refusal must not do, and interruptions
+
+
+def test_a_refused_start_does_not_disturb_the_host_that_runs_the_flow(tmp_path: Path) -> None:
+    """Not even in the remote tier, where a claim alone would stop it."""
+    settings = remote(tmp_path)
+    a, b = beside(tmp_path, "a"), beside(tmp_path, "b")
+    with running(a, **settings) as flow:
+        copied(flow, publish(flow, 3))
+    with running(b, **settings) as flow:
+        copied(flow, publish(flow, 2))
+        with pytest.raises(OtherHistoryError), running(a, **settings):
+            pass
+        copied(flow, publish(flow, 2))
+        assert_each_once(flow.sink.rows())
+
+
+@pytest.mark.parametrize(
+    "point", ["remote-fetched-records", "restore-dirs-built", "remote-told", "restore-generation", "sink-rewind-half"]
+)
+@pytest.mark.parametrize("rejoin", [False, True])
+def test_a_takeover_that_was_killed_is_completed_by_the_next_start(tmp_path: Path, point: str, *, rejoin: bool) -> None:
+    """The sinks are ahead of the remote tier, as is normal when a host is lost."""
+    settings = remote(tmp_path)
+    a, b = beside(tmp_path, "a"), beside(tmp_path, "b")
+    if rejoin:
+        with running(b, **settings) as flow:
+            publish(flow, 1)
+        copy_running(b / "storage", a / "storage")
+    with running(a, **{**settings, "replicate_interval": "1h"}) as flow:
+        copied(flow, publish(flow, 3))
+        publish(flow, 4)
+    if not rejoin:
+        shutil.rmtree(a)
+    assert is_killed_at(point, lambda: SparklessFlow(b, rejoin=rejoin, **settings))
+    with running(b, **settings) as flow:
+        publish(flow, 2)
+        assert_each_once(flow.sink.rows())
+
+
+def test_what_an_interrupted_takeover_had_downloaded_is_not_used_when_others_went_on(tmp_path: Path) -> None:
+    settings = remote(tmp_path)
+    a, b, c = (beside(tmp_path, name) for name in "abc")
+    with running(a, **settings) as flow:
+        copied(flow, publish(flow, 3))
+    assert is_killed_at("remote-told", lambda: SparklessFlow(b, **settings))
+    with running(c, **settings) as flow:
+        copied(flow, publish(flow, 4))
+    with running(b, **settings) as flow:
+        assert len(flow.sink.rows()) == 7
+        publish(flow, 1)
+        assert_each_once(flow.sink.rows())
+
+
+def test_a_copy_rewinds_nothing_that_is_published_while_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = beside(tmp_path, "a"), beside(tmp_path, "b")
+    flow, done = SparklessFlow(a), list[int]()
+    try:
+        publish(flow, 3)
+        copy_running(a / "storage", b / "storage")
+
+        def after_the_owner(*given: Any) -> Any:
+            if not done:
+                done.append(publish(flow, 4))
+            return settle_sinks(*given)
+
+        monkeypatch.setattr(assembly, "settle_sinks", after_the_owner)
+        with pytest.raises(OtherHistoryError, match="meanwhile"), running(b):
+            pass
+        assert len(table(tmp_path)) == 7
+    finally:
+        flow.stop()
+    with running(a) as flow:  # it was fenced, and nothing else
+        publish(flow, 1)
+        assert_each_once(flow.sink.rows())
+
+
+def test_a_damaged_generation_in_the_bucket_does_not_end_the_flow_that_has_it(tmp_path: Path) -> None:
+    settings = remote(tmp_path)
+    for _ in range(2):
+        with running(tmp_path, **settings) as flow:
+            copied(flow, publish(flow, 3))
+    newest = sorted((tmp_path / "remote").rglob("generations/*.json"))[-1]
+    whole = newest.read_bytes()
+    newest.write_bytes(b"garbage")
+    with running(tmp_path, **settings) as flow:
+        copied(flow, publish(flow, 2))
+    assert newest.read_bytes() == whole
+
+
+def test_a_folder_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
+    host = Path(os.fsdecode(os.fsencode(tmp_path) + b"/host-\xff"))
+    host.mkdir()
+    with running(host) as flow:
+        publish(flow, 2)
+    with running(host) as flow:
+        assert flow.recovered.path == "resume"

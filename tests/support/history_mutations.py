@@ -44,7 +44,7 @@ def generations_in_the_remote_tier_are_compared_by_number() -> Iterator[None]:
 
 @mutation
 def a_storage_that_is_older_than_a_sink_may_start() -> Iterator[None]:
-    with patch.object(history_rules, "_known_epoch", lambda _: Epoch(10**9)):
+    with patch.object(history_rules, "known_epoch", lambda _: Epoch(10**9)):
         yield
 
 
@@ -69,7 +69,7 @@ def a_log_without_published_batches_may_go_on() -> Iterator[None]:
 
 @mutation
 def a_start_does_not_record_that_it_took_a_sink_over() -> Iterator[None]:
-    with patch.object(simulated_start, "with_takeover", lambda claim, _: histories.history_in(claim)):
+    with patch.object(simulated_start, "with_takeover", lambda claim, *_: histories.history_in(claim)):
         yield
 
 
@@ -77,8 +77,9 @@ def a_start_does_not_record_that_it_took_a_sink_over() -> Iterator[None]:
 def a_start_says_that_it_continues_from_a_later_epoch() -> Iterator[None]:
     original = histories.with_takeover
 
-    def later(claim: str, takeover: Any) -> str:
-        return original(claim, type(takeover)(**{**_fields(takeover), "epoch": Epoch(takeover.epoch + 1_000_000)}))
+    def later(claim: str, takeover: Any, own: Any) -> str:
+        wrong = type(takeover)(**{**_fields(takeover), "epoch": Epoch(takeover.epoch + 1_000_000)})
+        return original(claim, wrong, own)
 
     with patch.object(simulated_start, "with_takeover", later):
         yield

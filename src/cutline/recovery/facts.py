@@ -88,13 +88,18 @@ def sink_facts(flow: FlowAtRest) -> tuple[SinkFacts, ...]:
     )
 
 
-def _has_run(flow: FlowAtRest, stored: StoredFacts) -> bool:
-    """By the coordinator's records; if these are lost, by Spark's directories, which a download does not create."""
-    if flow.metadata.recoveries() or flow.metadata.last_epoch() > NO_EPOCH:
+def has_run(flow: FlowAtRest) -> bool:
+    """Whether this storage has run the flow; asked before the start takes a generation.
+
+    If the coordinator's records are lost, directories of Spark tell it: a download creates none.
+    """
+    if flow.metadata.has_run() or flow.metadata.last_epoch() > NO_EPOCH:
         return True
+    if not flow.generations.load_all():
+        return False
     folder = flow.layout.spark_dirs
     has_dirs = folder.is_dir() and any(folder.iterdir())
-    return bool(stored.generations) and (flow.remote is None or has_dirs)
+    return flow.remote is None or (not flow.metadata.issued() and has_dirs)
 
 
 def _stored_epoch(flow: FlowAtRest, epoch: Epoch, published: Mapping[SinkId, Epoch]) -> StoredEpoch:
@@ -127,8 +132,11 @@ def _requested_sinks(flow: FlowAtRest, manifest: Manifest | None) -> dict[Operat
 class Gathering:
     """Finds the facts that ``choose`` asks for, on the disk, in the sinks and in the remote tier."""
 
-    def __init__(self, flow: FlowAtRest, generation: Generation, *, restore_to: RestoreTo | None) -> None:
+    def __init__(
+        self, flow: FlowAtRest, generation: Generation, *, restore_to: RestoreTo | None, has_run: bool
+    ) -> None:
         self._flow = flow
+        self._has_run = has_run
         self._generation = generation
         self._restore_to = restore_to
         #: The logs of the newest generation, open, as far as they can be read.
@@ -150,7 +158,7 @@ class Gathering:
             last_epoch=flow.metadata.last_epoch(),
             has_completed=bool(stored.epochs) or any(item.outcome == "completed" for item in history),
             has_remote=flow.remote is not None,
-            has_run=_has_run(flow, stored),
+            has_run=self._has_run,
             announced=flow.metadata.announced(),
         )
 

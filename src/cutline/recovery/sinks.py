@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from cutline.base.logs import get_logger
 from cutline.channels.log import ChannelLog
-from cutline.errors import CutlineError
+from cutline.errors import CutlineError, OtherHistoryError
 from cutline.model.graph import FlowGraph
 from cutline.model.history import Takeover
 from cutline.model.ids import NO_EPOCH, Epoch, OperatorId, SinkId
@@ -15,8 +16,7 @@ from cutline.model.layout import Layout
 from cutline.model.plan import OperatorPlan
 from cutline.ports.metadata import MetadataStore
 from cutline.ports.sinks import Claimable, RewindsTogether, Sink, SinkContext
-from cutline.protocol.history.histories import identity_of, with_takeover
-from cutline.protocol.history.known_checkpoints import epoch_in
+from cutline.protocol.history.histories import continued_epoch, history_in, identity_of, with_takeover
 from cutline.protocol.history.lineage import Lineage, lineage_of
 from cutline.protocol.publish.immediate import check_numbering
 from cutline.protocol.recovery.facts import SinkFacts
@@ -82,21 +82,34 @@ def _claim_all(graph: FlowGraph, sinks: Mapping[SinkId, Sink], recovered: Recove
     Each claim replaces the one that the recovery path was chosen by: of two starts from two storages, one fails. In the
     order of the graph, so that the loser has claimed nothing.
     """
-    record = recovered.record
+    record, own = recovered.record, recovered.known
+    claimed: list[tuple[Claimable, str]] = []
     for node in graph.sinks:
         if not isinstance(sink := sinks[node.sink], Claimable):
             continue
         takeover = Takeover(
             generation=record.generation,
             identity=identity_of(record),
-            # Not the number of a checkpoint that an evolution made: other storages do not have it.
-            epoch=recovered.restored_epoch or epoch_in(recovered.manifests, node.operator),
+            epoch=continued_epoch(
+                recovered.restored_epoch, recovered.manifests, node.operator, is_per_operator=record.is_per_operator
+            ),
             started_ms=record.started_ms,
             host=record.host,
-            storage=str(layout.root),
+            # Any bytes may name a folder, but not every text can be stored.
+            storage=os.fsencode(layout.root).decode(errors="replace"),
         )
         before = recovered.claims.get(node.sink, "")
-        sink.claim(with_takeover(before, takeover), expected=before)
+        sink.claim(with_takeover(before, takeover, own), expected=before)
+        claimed.append((sink, before))
+        published, newest = sinks[node.sink].published() or NO_EPOCH, recovered.newest_to_find
+        if newest is not None and published > newest:
+            for one, former in reversed(claimed):
+                one.claim(history_in(former), expected=one.claimed())
+            raise OtherHistoryError(
+                f"this storage is older than the flow: sink {node.sink} has published epoch {published} meanwhile",
+                next_step="start the flow from its newest storage; this start has rewound nothing",
+                flow=graph.flow,
+            )
 
 
 def _rewound(

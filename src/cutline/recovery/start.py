@@ -13,20 +13,22 @@ from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
+from cutline.model.history import Identity
 from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.ports.metadata import PendingRecord
 from cutline.protocol.history.epochs import GenerationStart
 from cutline.protocol.history.evolution import Evolution
 from cutline.protocol.history.histories import identities_of
 from cutline.protocol.history.known_checkpoints import generation_starts_of
-from cutline.protocol.recovery.choose import choose, evolution_at_start
+from cutline.protocol.recovery.choose import check_histories, choose, evolution_at_start
 from cutline.protocol.recovery.facts import RecoveryFacts, RestoreTo, Trial
+from cutline.protocol.recovery.history_rules import newest_to_find
 from cutline.protocol.recovery.plan import Refusal, RestorePlan
 from cutline.recovery.at_rest import FlowAtRest
 from cutline.recovery.build import Builder, Built
 from cutline.recovery.enter import Entry, enter, new_identity
 from cutline.recovery.evolve import upload_evolved
-from cutline.recovery.facts import Gathering, declared_against
+from cutline.recovery.facts import Gathering, declared_against, has_run
 from cutline.worker.immediate_publishing import ImmediateSink
 
 log = get_logger(__name__)
@@ -54,6 +56,10 @@ class Recovered:
     evolution: Evolution
     #: The claims of the sinks when the recovery path was chosen; the start replaces these and no others.
     claims: dict[SinkId, str] = field(default_factory=dict)
+    #: The identities of the generations of this history.
+    known: frozenset[Identity] = frozenset()
+    #: The newest epoch that a sink may show when it is claimed; None: whatever it shows.
+    newest_to_find: Epoch | None = None
     #: All problems that the recovery found, as text.
     problems: list[str] = field(default_factory=list)
 
@@ -80,11 +86,13 @@ class Recovery:
     def recover(self) -> Recovered:
         """Recover the best state there is. Raises RecoveryError rather than lose anything silently."""
         self.check_definition()
+        is_known = has_run(self._flow)
+        self._check_histories(has_run=is_known)
         # The fence first: from here on no earlier process begins an epoch. Then pending epochs, and manifests last: a
         # manifest that an earlier process still stores is then either found, or its epoch is known to be pending.
         generation = self._fence()
         pending = self._flow.metadata.pending()
-        gathering = Gathering(self._flow, generation, restore_to=self._restore_to)
+        gathering = Gathering(self._flow, generation, restore_to=self._restore_to, has_run=is_known)
         facts = gathering.known_at_once(may_lose_input=self._may_lose_input)
         plan, built, facts = self._built(gathering, facts, generation)
         if plan.tier != "none":
@@ -92,8 +100,8 @@ class Recovery:
         upload_evolved(plan, built.manifests, facts.sinks, self._flow, generation)
         record = self._enter(plan, built, generation)
         self._flow.metadata.count_recovery(plan.path)
+        known = identities_of([*built.generations, record]) | self._flow.metadata.announced()
         if self._flow.remote is not None:
-            known = identities_of([*built.generations, record]) | self._flow.metadata.announced()
             # Others that were found there and did not prevent the start are given up, as a person has requested.
             there = facts.remote_history.generations if facts.remote_history is not None else ()
             self._flow.remote.remember(known | identities_of(there))
@@ -113,8 +121,20 @@ class Recovery:
             generation_starts=generation_starts_of([*built.generations, record]),
             evolution=built.evolution,
             claims=built.claims,
+            known=known,
+            newest_to_find=newest_to_find(facts),
             problems=self._problems,
         )
+
+    def _check_histories(self, *, has_run: bool) -> None:
+        """Raise OtherHistoryError before anything is written: a fence would stop the host that runs the flow."""
+        gathering = Gathering(self._flow, Generation(0), restore_to=self._restore_to, has_run=has_run)
+        facts = gathering.known_at_once(may_lose_input=self._may_lose_input)
+        while (found := check_histories(facts)) is not None:
+            if isinstance(found, Refusal):
+                self._note_all(found.problems)
+                raise found.error()
+            facts = gathering.answer(facts, found)
 
     def _fence(self) -> Generation:
         flow = self._flow

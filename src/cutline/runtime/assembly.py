@@ -75,9 +75,9 @@ class FlowAssembly:
         try:
             recovered = self.recover(stores)
         except OtherHistoryError as error:
-            if not self.rejoin or not error.can_rejoin:
+            if not error.can_rejoin or (error.has_run and not self.rejoin):
                 raise
-            stores = self._set_aside(stores)
+            stores = self._set_aside(stores, has_run=error.has_run)
             recovered = self.recover(stores)
         settled = self.settle(stores, recovered)
 
@@ -133,10 +133,11 @@ class FlowAssembly:
         records.load("flow", what.layout.identity, dict)
         return open_stores(what, self.executors)
 
-    def _set_aside(self, stores: Stores) -> Stores:
+    def _set_aside(self, stores: Stores, *, has_run: bool) -> Stores:
+        """``has_run``: if not, the storage holds nothing of its own to keep."""
         layout = self.definition.layout
         generations = stores.generations.load_all()
-        manifests = of_present_history(_readable(stores.checkpoints), generations)
+        manifests = of_present_history(_readable(stores.checkpoints), generations) if has_run else []
         stores.metadata.close()
         made = set_aside(layout, manifests, stores.savepoints, now_ms=now_ms())
         log.warning("set_aside", flow=layout.flow, savepoint=made.name if made is not None else None)
@@ -177,6 +178,7 @@ class FlowAssembly:
         gather_segments(what.layout.channels)
         remove_former_places(what.layout.channels)
         published = settle_sinks(what.graph, what.sinks, recovered, stores.metadata, what.layout)
+        stores.metadata.note_run()
         last_epoch = highest_epoch(
             stores.metadata.last_epoch(),
             [

@@ -43,9 +43,12 @@ def set_aside(
     ``manifests``: the complete checkpoints of its history, ascending. The flow does not run, and its stores are closed.
     """
     name = f"before-rejoin-{datetime.fromtimestamp(now_ms / 1000, UTC):%Y%m%d-%H%M%S-%f}"
+    manifests = list(manifests)
     made = _saved(name, manifests, savepoints, layout)
     crashpoint("aside-saved")
-    durable.create(layout.set_aside, records.encode(_KIND, SetAside(folder=name, is_kept=made is None)))
+    durable.create(
+        layout.set_aside, records.encode(_KIND, SetAside(folder=name, is_kept=made is None and bool(manifests)))
+    )
     finish(layout)
     return made
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cutline.base import records
-from cutline.errors import DamagedRecordError, MissingObject
+from cutline.errors import DamagedRecordError, MissingObject, NotDone
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_EPOCH, Epoch, Generation
@@ -58,7 +58,7 @@ class RemoteCheckpoints:
         """The newest stored generations, back to the first that is enough, ascending; at most a limited number."""
         found: list[GenerationRecord] = []
         for name in sorted(self._generation_names(), reverse=True):
-            found.insert(0, self._load_generation(name))
+            found.insert(0, self._load_or_local(name))
             if is_enough(found[0]) or len(found) == _MOST_READ:
                 break
         return found
@@ -78,6 +78,21 @@ class RemoteCheckpoints:
             if manifest.generation in begun:
                 return epoch
         return NO_EPOCH
+
+    def _load_or_local(self, name: str) -> GenerationRecord:
+        """A damaged record does no harm if this host has the same one. Raises StoreError if it has not."""
+        try:
+            return self._load_generation(name)
+        except DamagedRecordError as error:
+            local = self._layout.root / name
+            if not local.exists():
+                raise NotDone(
+                    f"a generation record in the remote tier cannot be read: {error.what}",
+                    next_step="restore the object from a backup, or delete it if its host is gone for good",
+                    store=self._store.url,
+                    path=name,
+                ) from error
+            return records.load(GENERATION, local, GenerationRecord, flow=self._layout.flow)
 
     def _generation_names(self) -> list[str]:
         return [info.path for info in self._store.walk("generations") if is_record(info.path)]

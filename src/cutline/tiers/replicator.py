@@ -38,7 +38,8 @@ log = get_logger(__name__)
 _SEAL_RETRY_SECONDS = 1.0
 #: Listing a bucket costs money: unneeded objects may wait this long.
 _COLLECT_SECONDS = 30.0
-_STOP_SECONDS, _LOOK_SECONDS = 30.0, 0.5
+#: A request to a store that does not answer cannot be cancelled; the next start fences what it may still write.
+_STOP_SECONDS, _LOOK_SECONDS = 10.0, 0.5
 #: An upload may be in progress, or the remote tier unavailable.
 _ANSWER_SECONDS = 300.0
 #: Its name among the parts of a flow that wait for a resource.

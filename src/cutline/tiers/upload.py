@@ -205,9 +205,11 @@ class Uploader:
         if name in self._created:
             return
         data = path.read_bytes()
-        is_other = not self._store.create(name, data) and self._store.read(name) != data
-        if is_other and path != self._layout.identity:
-            raise fenced(Generation(int(path.stem)))
+        if not self._store.create(name, data) and (there := self._store.read(name, records.MOST_BYTES)) != data:
+            if not records.is_whole(there):
+                self._store.replace(name, data)  # damaged there, and whole here
+            elif path != self._layout.identity:
+                raise fenced(Generation(int(path.stem)))
         self._created.add(name)
 
     def _generations(self, newest: Generation) -> list[Path]:

@@ -123,9 +123,10 @@ class Delta:
                 failure = error
             else:
                 self._opened.claim = str(number)
-                claims.collect(number)
                 # All versions since the one it was based on: deltalake does not say which one the commit became.
                 self._view.log.make_durable(table.version(), self._view.read_anew().version())
+                # Only now: until then a power cut may bring the claim before it into force again.
+                claims.collect(number)
                 return
         raise NotDone(
             f"the table did not take the claim in {ATTEMPTS.limit} attempts: {failure}",

@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.history import Identity, Takeover
-from cutline.model.ids import Epoch
+from cutline.model.ids import NO_EPOCH, Epoch, OperatorId
 
 #: How many takeovers a sink's target keeps: a restart each. Older ones matter to no storage that is worth starting.
 _TAKEOVERS_KEPT = 50
@@ -62,15 +63,43 @@ def history_in(claim: str) -> str:
     return claim.partition(" ")[2]
 
 
-def with_takeover(claim: str, takeover: Takeover) -> str:
-    """The history to store with the next claim, after ``claim``."""
-    before = takeovers_in(claim) or ()
-    return msgspec.json.encode([*before, takeover][-_TAKEOVERS_KEPT:]).decode()
+def with_takeover(claim: str, takeover: Takeover, own: Collection[Identity] = ()) -> str:
+    """The history to store with the next claim, after ``claim``. ``own``: generations of the storage that takes over.
+
+    A restart without a new checkpoint in between takes the place of the one before it, so that a flow that is restarted
+    in a loop does not fill the list. If the list is full, the oldest entry stands for those that were dropped: nothing
+    is shared beyond the lowest epoch that any of them continued from.
+    """
+    before = list(takeovers_in(claim) or ())
+    if len(before) > 1 and before[-1].identity in own and before[-1].epoch == takeover.epoch:
+        before.pop()
+    taken = [*before, takeover]
+    dropped, kept = taken[:-_TAKEOVERS_KEPT], taken[-_TAKEOVERS_KEPT:]
+    lowest = min([one.epoch for one in dropped] + [kept[0].epoch])
+    kept[0] = msgspec.structs.replace(kept[0], epoch=lowest)
+    return msgspec.json.encode(kept).decode()
 
 
 def others_after(takeovers: Sequence[Takeover], known: Collection[Identity]) -> tuple[Takeover, ...]:
     """The takeovers after the last known one: starts from another storage."""
     return tuple(takeovers[_after_last_known([one.identity for one in takeovers], known) :])
+
+
+def continued_epoch(
+    restored: Epoch | None, manifests: Sequence[Manifest], operator: OperatorId, *, is_per_operator: bool
+) -> Epoch:
+    """The epoch that a start shares with the storages before it: the restored one, or the newest of its history.
+
+    ``manifests``: of the history that the flow has now, ascending. A checkpoint that an evolution made has a number
+    that other storages do not know: the one that it was made from counts.
+    """
+    if restored is not None:
+        return restored
+    concerned = [one for one in manifests if operator in one.operators] if is_per_operator else list(manifests)
+    if not concerned:
+        return NO_EPOCH
+    newest = concerned[-1]
+    return newest.carried_from if newest.carried_from is not None else newest.epoch
 
 
 def common_epoch(others: Sequence[Takeover]) -> Epoch | None:

@@ -52,6 +52,18 @@ def choose(facts: RecoveryFacts) -> RestorePlan | Refusal | NeedFacts:
         return Refusal.of(error, tuple(inquiry.problems))
 
 
+def check_histories(facts: RecoveryFacts) -> Refusal | NeedFacts | None:
+    """The first rule of ``choose`` alone, asked before anything is written: a refused start must disturb nothing."""
+    inquiry = Inquiry(facts)
+    try:
+        history_rules.refuse_other_histories(inquiry)
+    except MissingFacts as missing:
+        return missing.need
+    except RecoveryError as error:
+        return Refusal.of(error, tuple(inquiry.problems))
+    return None
+
+
 def evolution_at_start(definition: Definition, stored: StoredFacts, restore_to: RestoreTo | None) -> Evolution:
     """How the code differs from what is stored. Raises if the flow as declared cannot continue from it.
 

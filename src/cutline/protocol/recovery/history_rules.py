@@ -14,9 +14,23 @@ from cutline.errors import OtherHistoryError, RecoveryError
 from cutline.model.generation import GenerationRecord
 from cutline.model.history import Identity, Takeover, utc_text
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, Generation, OperatorId
-from cutline.protocol.history.histories import common_epoch, identities_of, identity_of, others_after, others_in
+from cutline.protocol.history.histories import (
+    common_epoch,
+    history_in,
+    identities_of,
+    identity_of,
+    others_after,
+    others_in,
+)
 from cutline.protocol.publish.immediate import generation_of
-from cutline.protocol.recovery.facts import LiveOperator, NeedRemoteHistory, RemoteHistory, SinkFacts, StoredFacts
+from cutline.protocol.recovery.facts import (
+    LiveOperator,
+    NeedRemoteHistory,
+    RecoveryFacts,
+    RemoteHistory,
+    SinkFacts,
+    StoredFacts,
+)
 from cutline.protocol.recovery.inquiry import Inquiry
 
 _HARM = "starting from this storage would remove rows that readers have seen, or publish rows twice"
@@ -28,25 +42,44 @@ def refuse_other_histories(inquiry: Inquiry) -> None:
     A restore request is a person's decision to give up what others did: ``refuse_beyond_common`` limits it.
     """
     facts = inquiry.facts
-    if not facts.has_run or not facts.stored.generations:
+    if not facts.stored.generations:
         return
+    for one in facts.sinks:
+        if history_in(one.claim) and one.takeovers is None:
+            raise RecoveryError(
+                f"the claim of sink {one.sink} cannot be read: which storage took it over last is unknown",
+                next_step="restore the sink's ledger from a backup, or give the sink another target",
+                flow=inquiry.definition.flow,
+            )
     known = _known_identities(inquiry)
     remote = _remote_history(inquiry, known)
     if facts.restore_to is not None:
         return
     others = others_in(remote.generations, known)
+    if not facts.has_run:
+        if others or remote.newest_epoch > known_epoch(facts):
+            raise _out_of_date(inquiry)
+        return
     if others:
         raise _taken_over(inquiry, _story_of(others[-1]), f"the remote tier has its {_count(others)}", remote=remote)
     for one in facts.sinks:
         after = others_after(one.takeovers or (), known)
         if after:
             raise _taken_over(inquiry, _story_of(after[-1]), f"sink {one.sink} records it", remote=remote, sink=one)
-    reached = _known_epoch(inquiry)
+    reached = known_epoch(facts)
     if remote.newest_epoch > reached:
         raise _behind(inquiry, f"the remote tier has epoch {remote.newest_epoch}", reached, remote=remote)
     for one in facts.sinks:
         if one.published > reached:
             raise _behind(inquiry, f"sink {one.sink} has published epoch {one.published}", reached, remote=remote)
+
+
+def newest_to_find(facts: RecoveryFacts) -> Epoch | None:
+    """The newest epoch that a sink may show when it is claimed; None: whatever it shows.
+
+    If it shows more, the storage that runs the flow has published since the decision was made.
+    """
+    return known_epoch(facts) if facts.has_run and facts.restore_to is None else None
 
 
 def refuse_beyond_common(sinks: Iterable[SinkFacts], stored: StoredFacts, epoch: Epoch, *, flow: FlowName) -> None:
@@ -84,7 +117,7 @@ def refuse_older_log(inquiry: Inquiry, live: Mapping[OperatorId, LiveOperator]) 
             continue
         remote = facts.remote_history or RemoteHistory()
         what = f"sink {one.sink} shows a batch of generation {published_in} that the log of {one.operator} lacks"
-        raise _behind(inquiry, what, _known_epoch(inquiry), remote=remote)
+        raise _behind(inquiry, what, known_epoch(facts), remote=remote)
 
 
 # ---------------------------------------------------------------------- what is known
@@ -117,9 +150,8 @@ def _known_identities(inquiry: Inquiry) -> frozenset[Identity]:
     return identities_of(inquiry.facts.stored.generations) | inquiry.facts.announced
 
 
-def _known_epoch(inquiry: Inquiry) -> Epoch:
+def known_epoch(facts: RecoveryFacts) -> Epoch:
     """The highest epoch that any record of this storage names, readable or not."""
-    facts = inquiry.facts
     noted = [max(one.recorded, one.seen or NO_EPOCH) for one in facts.sinks if one.publish != "at_once"]
     return max([facts.last_epoch, *(one.epoch for one in facts.stored.epochs), *noted])
 
@@ -140,9 +172,9 @@ def _taken_over(
     return _error(
         inquiry,
         f"another storage has taken this flow over: {who} ({evidence}). This storage stopped in "
-        f"{_story_of(facts.stored.generations[-1])}, at epoch {_known_epoch(inquiry)}; {_HARM}",
+        f"{_story_of(facts.stored.generations[-1])}, at epoch {known_epoch(facts)}; {_HARM}",
         start_there=f"start the flow there{_place(sink)}",
-        can_rejoin=facts.has_remote and bool(others_in(remote.generations, known)),
+        can_rejoin=remote.newest_epoch > NO_EPOCH,
         up_to=min((one for one in shared if one is not None), default=None),
     )
 
@@ -154,9 +186,20 @@ def _behind(inquiry: Inquiry, evidence: str, reached: Epoch, *, remote: RemoteHi
         f"this storage is older than the flow: {evidence}, and the newest epoch that this storage knows is {reached}. "
         f"It was copied or restored from a backup of {_story_of(facts.stored.generations[-1])}; {_HARM}",
         start_there="start the flow from its newest storage",
-        can_rejoin=facts.has_remote and remote.newest_epoch > reached,
+        can_rejoin=remote.newest_epoch > NO_EPOCH,
         up_to=None,
     )
+
+
+def _out_of_date(inquiry: Inquiry) -> OtherHistoryError:
+    """A takeover was interrupted, and the flow went on elsewhere meanwhile: what was downloaded is of no use."""
+    error = OtherHistoryError(
+        "what this host has downloaded from the remote tier is out of date",
+        next_step="start the flow with --rejoin, to download it again",
+        flow=inquiry.definition.flow,
+    )
+    error.can_rejoin, error.has_run = True, False
+    return error
 
 
 def _error(

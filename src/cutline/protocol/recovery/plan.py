@@ -73,17 +73,19 @@ class Refusal:
     can_rejoin: bool = False
     #: Of another history: the newest checkpoint of this storage that can be restored on request; None: none.
     restorable: Epoch | None = None
+    #: Of another history: whether this storage has run the flow; if not, nothing of its own would be given up.
+    has_run: bool = True
 
     @classmethod
     def of(cls, error: RecoveryError | FlowDefinitionError, problems: tuple[str, ...] = ()) -> Refusal:
         kind: RefusalKind = "recovery"
-        can_rejoin, restorable = False, None
+        can_rejoin, restorable, has_run = False, None, True
         if isinstance(error, FlowDefinitionError):
             kind = "definition"
         elif isinstance(error, LostInputError):
             kind = "lost_input"
         elif isinstance(error, OtherHistoryError):
-            kind, can_rejoin = "other_history", error.can_rejoin
+            kind, can_rejoin, has_run = "other_history", error.can_rejoin, error.has_run
             restorable = None if error.restorable is None else Epoch(error.restorable)
         return cls(
             kind=kind,
@@ -93,11 +95,12 @@ class Refusal:
             problems=problems,
             can_rejoin=can_rejoin,
             restorable=restorable,
+            has_run=has_run,
         )
 
     def error(self) -> CutlineError:
         """The error to raise."""
         error = _ERRORS[self.kind](self.what, next_step=self.next_step, **self.where)
         if isinstance(error, OtherHistoryError):
-            error.can_rejoin, error.restorable = self.can_rejoin, self.restorable
+            error.can_rejoin, error.restorable, error.has_run = self.can_rejoin, self.restorable, self.has_run
         return error

@@ -217,6 +217,17 @@ class SqliteMetadata:
     def announced(self) -> frozenset[Identity]:
         return frozenset(identity for (identity,) in self._read("SELECT identity FROM announced"))
 
+    def issued(self) -> Generation:
+        with self._lock:
+            return Generation(self._counter("generation"))
+
+    def note_run(self) -> None:
+        self._write_fenced("INSERT OR REPLACE INTO counters VALUES ('has_run', ?)", (1,))
+
+    def has_run(self) -> bool:
+        with self._lock:
+            return bool(self._counter("has_run"))
+
     def count_recovery(self, path: str) -> None:
         self._write_fenced(
             "INSERT INTO recoveries VALUES (?, 1) ON CONFLICT (path) DO UPDATE SET count = count + 1", (path,)

@@ -177,6 +177,16 @@ class MetadataConformance:
         with closing(reopen()) as again:
             assert again.recoveries() == {"fresh": 1, "resume": 2}
 
+    def test_a_run_is_remembered(self, reopen: Reopen, store: MetadataStore) -> None:
+        assert not store.has_run()
+        issued = store.issued()
+        store.note_run()
+        store.close()
+        with closing(reopen()) as again:
+            assert again.has_run()
+            assert again.issued() == issued
+            assert again.next_generation(Generation(7)) == again.issued() >= 7
+
     def test_announced_generations_are_remembered(self, reopen: Reopen, store: MetadataStore) -> None:
         for identity in ("0" * 32, "1" * 32, "0" * 32):
             store.store_announced(identity)

@@ -24,6 +24,7 @@ class MemoryRecords:
         self.seen: dict[SinkId, Epoch] = {}
         self.recoveries: Counter[str] = Counter()
         self.announced: set[Identity] = set()
+        self.has_run = False
 
 
 class MemoryMetadata:
@@ -112,6 +113,19 @@ class MemoryMetadata:
     def announced(self) -> frozenset[Identity]:
         with self._records.lock:
             return frozenset(self._records.announced)
+
+    def issued(self) -> Generation:
+        with self._records.lock:
+            return self._records.generation
+
+    def note_run(self) -> None:
+        with self._records.lock:
+            self.check_fence()
+            self._records.has_run = True
+
+    def has_run(self) -> bool:
+        with self._records.lock:
+            return self._records.has_run
 
     def count_recovery(self, path: str) -> None:
         with self._records.lock:

@@ -9,7 +9,7 @@ from cutline.model.history import Takeover
 from cutline.model.ids import Epoch, Generation
 from cutline.protocol.history import histories
 from cutline.protocol.history.remote_claims import has_diverged
-from tests.support.recovery_facts import began
+from tests.support.recovery_facts import ORDERS, TOTALS, began, manifest
 
 A, B, C = ("a" * 32, "b" * 32, "c" * 32)
 
@@ -51,6 +51,42 @@ def test_a_claim_does_not_grow_for_ever() -> None:
     assert found is not None
     assert found[-1].identity == f"{199:032x}"
     assert len(found) == 50
+
+
+def test_what_was_dropped_from_the_list_is_not_forgotten() -> None:
+    """Otherwise a storage that others went on from long ago would seem to share what they published since."""
+    claim = f"token {histories.with_takeover('', takeover(A))}"
+    for number in range(60):
+        claim = (
+            f"token {histories.with_takeover(claim, takeover(f'{number:032x}', 1 if not number else 1_000 + number))}"
+        )
+    taken = histories.takeovers_in(claim)
+    assert taken is not None
+    assert histories.common_epoch(histories.others_after(taken, {A})) in (0, 1)
+
+
+def test_restarts_without_a_checkpoint_do_not_fill_the_list() -> None:
+    claim = f"token {histories.with_takeover('', takeover(A))}"
+    own = set[str]()
+    for number in range(60):
+        own.add(f"{number:032x}")
+        claim = f"token {histories.with_takeover(claim, takeover(f'{number:032x}', 7), own)}"
+    assert histories.takeovers_in(claim) == (takeover(A), takeover(f"{59:032x}", 7))
+
+
+def test_a_start_shares_the_epoch_that_an_evolution_was_made_from() -> None:
+    made = [manifest(3), manifest(50, evolved_from=3)]
+    assert histories.continued_epoch(None, made, TOTALS, is_per_operator=False) == 3
+    assert histories.continued_epoch(Epoch(2), made, TOTALS, is_per_operator=False) == 2
+    assert histories.continued_epoch(None, [*made, manifest(51)], TOTALS, is_per_operator=False) == 51
+
+
+def test_a_sink_of_an_operator_that_joins_shares_what_the_flow_has() -> None:
+    """In per-operator mode every operator has epochs of its own."""
+    before = [manifest(3, operators=[ORDERS])]
+    assert histories.continued_epoch(None, before, TOTALS, is_per_operator=False) == 3
+    assert histories.continued_epoch(None, before, TOTALS, is_per_operator=True) == 0
+    assert histories.continued_epoch(None, [], TOTALS, is_per_operator=False) == 0
 
 
 def test_only_takeovers_after_the_last_known_one_are_of_others() -> None:

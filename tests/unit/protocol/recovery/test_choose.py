@@ -24,6 +24,7 @@ from cutline.protocol.recovery.facts import (
     NeedSinkLimits,
     PublishedBefore,
     RecoveryFacts,
+    RemoteHistory,
     RemoteRecords,
     RestoreTo,
     StoredFacts,
@@ -85,8 +86,8 @@ def test_the_first_start_begins_at_the_beginning() -> None:
 
 
 def test_what_is_intact_continues_and_nobody_asks_the_remote_tier() -> None:
-    world = World()
-    facts = known(stored(manifest(1), manifest(2)), sinks=(sink(2),), has_remote=True)
+    world = World(remote_history=RemoteHistory())
+    facts = known(stored(manifest(1), manifest(2)), sinks=(sink(2, seen=2),), has_remote=True, has_run=True)
     chosen = plan(facts, world)
     assert (chosen.path, chosen.epoch) == ("resume", None)
     assert [one.epoch for one in chosen.manifests] == [1, 2]
@@ -533,7 +534,8 @@ def test_a_checkpoint_that_a_sink_forbids_does_not_keep_the_remote_tier_from_bei
 def test_a_sink_that_forbids_every_checkpoint_is_the_reason_of_the_refusal() -> None:
     facts = known(stored(manifest(4), manifest(5), unreadable(6)), sinks=(sink(6, on_rollback="fail"),))
     for has_remote in (False, True):
-        refused = refusal(replace(facts, has_remote=has_remote))
+        world = World(remote_history=RemoteHistory())
+        refused = refusal(replace(facts, has_remote=has_remote), world)
         assert "the flow would be restored to epoch 5, and the sink must not be rewound" in refused.what
         assert "empty its target" in refused.next_step
 

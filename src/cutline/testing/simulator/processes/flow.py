@@ -345,6 +345,10 @@ class SimulatedFlow:
 
     def _is_helped(self, refusal: Refusal) -> bool:
         """A person takes one of the ways out that the refusal names."""
+        if not refusal.has_run:
+            self.world.counts["downloaded_again"] += 1
+            self._begin_anew("what it had downloaded is out of date")
+            return True
         self.world.counts["other_histories"] += 1
         ways = self.world.rng.sample(["there", "rejoin", "restore"], 3)
         for way in ways:
@@ -353,15 +357,19 @@ class SimulatedFlow:
                 return True
             if way == "rejoin" and refusal.can_rejoin:
                 self.world.counts["rejoined"] += 1
-                kept, self.disk = self.disk, self.site.new_disk()
-                self.disk.savepoints = kept.savepoints
-                self.restart_all("a person has it rejoin")
+                self._begin_anew("a person has it rejoin")
                 return True
             if way == "restore" and refusal.restorable is not None:
                 self.world.counts["restored_on_refusal"] += 1
                 self.restart_all("a person gives up the other history", target=refusal.restorable)
                 return True
         return False
+
+    def _begin_anew(self, why: str) -> None:
+        """As a host without any state but its savepoints."""
+        kept, self.disk = self.disk, self.site.new_disk()
+        self.disk.savepoints = kept.savepoints
+        self.restart_all(why)
 
     def end(self, why: str) -> None:
         """For good: another host runs the flow."""

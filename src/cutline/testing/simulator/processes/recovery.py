@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, TypeVar
 from cutline.model.generation import GenerationRecord
 from cutline.model.history import Takeover
 from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, Position, SinkId
-from cutline.protocol.history.histories import identities_of, with_takeover
-from cutline.protocol.history.known_checkpoints import epoch_in, highest_epoch
+from cutline.protocol.history.histories import continued_epoch, history_in, identities_of, with_takeover
+from cutline.protocol.history.known_checkpoints import highest_epoch
 from cutline.protocol.history.lineage import Lineage, lineage_of
 from cutline.protocol.history.remote_claims import generation_to_take
 from cutline.protocol.publish.immediate import generation_of
 from cutline.protocol.recovery import sink_rules
-from cutline.protocol.recovery.choose import choose
-from cutline.protocol.recovery.facts import RecoveryFacts, Trial
+from cutline.protocol.recovery.choose import check_histories, choose
+from cutline.protocol.recovery.facts import NeedFacts, RecoveryFacts, Trial
+from cutline.protocol.recovery.history_rules import newest_to_find
 from cutline.protocol.recovery.plan import Refusal, RestorePlan
 from cutline.testing.simulator.processes import answers
 from cutline.testing.simulator.processes.publishing import SimulatedSink, begin_immediate
@@ -29,6 +30,7 @@ from cutline.testing.simulator.processes.restoring import gone_on, place_snapsho
 from cutline.testing.simulator.storage import checks
 from cutline.testing.simulator.storage.bucket import Fenced, RemoteAway
 from cutline.testing.simulator.storage.checkpoints import Checkpoint
+from cutline.testing.simulator.storage.sinks import SinkTarget
 from cutline.testing.simulator.world import Steps, Violation
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Start:
         self._token = flow.token
         #: The claims of the sinks when the recovery path was chosen.
         self._claims: dict[SinkId, str] = {}
+        self._newest_to_find: Epoch | None = None
 
     def run(self) -> Steps:
         try:
@@ -74,6 +77,12 @@ class Start:
         flow, disk = self._flow, self._disk
         yield self._world.between(5, 60)
         if self._is_void():
+            return
+        refusal = yield from self._history_refused()
+        if self._is_void():
+            return
+        if refusal is not None:
+            flow.refused(refusal, self._target)
             return
         generation = yield from self._new_generation()
         plan = yield from self._plan()
@@ -142,6 +151,28 @@ class Start:
 
     # ------------------------------------------------------------------ the choice
 
+    def _history_refused(self) -> Generator[int, None, Refusal | None]:
+        """Asked before anything is written."""
+        facts = answers.first_facts(self._flow, self._target)
+        while (found := check_histories(facts)) is not None:
+            if isinstance(found, Refusal):
+                return found
+            facts = yield from self._answered(facts, found)
+            if self._is_void():
+                return None
+        return None
+
+    def _answered(self, facts: RecoveryFacts, need: NeedFacts) -> Generator[int, None, RecoveryFacts]:
+        is_required = answers.is_required(need)
+        while True:
+            try:
+                return answers.answered(self._flow, facts, need)
+            except RemoteAway:
+                if not is_required:
+                    return answers.unanswered(facts, need)
+                self._world.counts["remote_waits"] += 1
+                yield _RETRY_MS
+
     def _plan(self) -> Generator[int, None, RestorePlan | Refusal | None]:
         facts: RecoveryFacts = answers.first_facts(self._flow, self._target)
         self._claims = {one.sink: one.claim for one in facts.sinks}
@@ -149,6 +180,7 @@ class Start:
             decision = choose(facts)
             if isinstance(decision, Refusal):
                 return decision
+            self._newest_to_find = newest_to_find(facts)
             if facts.remote_history is not None:
                 self._flow.known_there = identities_of(facts.remote_history.generations)
             if isinstance(decision, RestorePlan):
@@ -157,17 +189,7 @@ class Start:
                     return decision
                 facts = replace(facts, trials=(*facts.trials, trial))
                 continue
-            is_required = answers.is_required(decision)
-            while True:
-                try:
-                    facts = answers.answered(self._flow, facts, decision)
-                    break
-                except RemoteAway:
-                    if not is_required:
-                        facts = answers.unanswered(facts, decision)
-                        break
-                    self._world.counts["remote_waits"] += 1
-                    yield _RETRY_MS
+            facts = yield from self._answered(facts, decision)
             if self._is_void():
                 return None
         raise Violation("a start asks for facts without end")
@@ -225,17 +247,27 @@ class Start:
     def _settle(self, plan: RestorePlan, record: GenerationRecord) -> None:
         """Undo what sinks published of a history that was given up, and record how far each one is."""
         flow, disk = self._flow, self._disk
+        claimed: list[SinkTarget] = []
         for target in flow.sinks.values():
             takeover = Takeover(
                 generation=record.generation,
                 identity=record.identity,
-                epoch=plan.epoch or epoch_in(plan.manifests, target.operator),
+                epoch=continued_epoch(
+                    plan.epoch, plan.manifests, target.operator, is_per_operator=flow.settings.is_per_operator
+                ),
                 started_ms=record.started_ms,
                 host=record.host,
             )
             # Before it is asked how far it is: a process that was thought dead publishes nothing any more.
             before = self._claims[target.sink]
-            if not target.claim(self._token, with_takeover(before, takeover), expected=before):
+            own = identities_of(disk.generations.values())
+            if not target.claim(self._token, with_takeover(before, takeover, own), expected=before):
+                raise Fenced
+            claimed.append(target)
+            newest = self._newest_to_find
+            if newest is not None and not target.is_immediate and target.ledger.published > newest:
+                for one in claimed:
+                    one.claim(self._token, history_in(self._claims[one.sink]), expected=one.claimed())
                 raise Fenced
         for facts in answers.sink_facts(flow):
             settled = sink_rules.settle(facts, plan.manifests, is_per_operator=flow.settings.is_per_operator)
@@ -252,6 +284,7 @@ class Start:
                 if flow.sinks[sink].is_immediate:
                     begin_immediate(flow, flow.sinks[sink], self._token)
             disk.logs[name].collect_invisible(flow.lineage(name))
+        disk.has_run = True
 
     def _number_epochs(self, plan: RestorePlan) -> Steps:
         """New epochs are above all that anything has ever seen."""

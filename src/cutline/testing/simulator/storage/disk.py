@@ -204,5 +204,4 @@ class Disk:
         if any(one >= record.generation for one in self.generations):
             return False
         self.generations[record.generation] = record
-        self.has_run = True
         return True

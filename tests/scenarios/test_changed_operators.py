@@ -329,8 +329,8 @@ def test_a_copy_shares_only_what_an_evolution_was_made_from(tmp_path: Path) -> N
             shutil.copytree(path, b / path.name)
         else:
             (b / path.name).symlink_to(path)
-    changed = partial(ChangingFlow, a, AFTER, NEW_TABLES, retain_checkpoints=9)
-    assert is_killed_at("restore-generation", lambda: changed(restore_to=first, **CHANGES))
+    changes: dict[str, Any] = {"restore_to": first, "retain_checkpoints": 9, **CHANGES}
+    assert is_killed_at("restore-generation", lambda: ChangingFlow(a, AFTER, NEW_TABLES, **changes))
     with changing(a, AFTER, NEW_TABLES, retain_checkpoints=9) as flow:
         flow.emit(1)
         flow.settle()

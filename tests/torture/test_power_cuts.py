@@ -62,8 +62,7 @@ ELSEWHERE = {
         CHECKPOINTS,
         "LocalCheckpointStore.store_manifest",
     ): "test_a_manifest_that_a_dead_process_left_is_synced_before_anything_rests_on_it",
-    # No story rejoins yet: nothing here notices if the syncs of setting aside are gone.
-    ("savepoints/set_aside.py", "finish"): "",
+    ("savepoints/set_aside.py", "finish"): "test_nothing_is_removed_before_the_move_is_durable",
 }
 
 

@@ -114,6 +114,8 @@ class Story:
     has_remote: bool
     settings: dict[str, Any] = field(default_factory=dict)
     publish: str = "checkpoint"
+    #: For the function that makes the sinks, beside the folder of the targets.
+    config: dict[str, Any] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     _random: random.Random = field(init=False)
@@ -158,7 +160,19 @@ class Story:
     def _life(self) -> None:
         self._live(self._random.choice(self._hosts()), kill=self._random.random() < 0.5)
 
-    def _live(self, host: str, *, kill: bool, restore_to: int | None = None, rejoin: bool = False) -> bool:
+    def live(self, host: str, **how: Any) -> bool:
+        """One life that is not killed. True: it lived to its end."""
+        return self._live(host, kill=False, **how)
+
+    def _live(
+        self,
+        host: str,
+        *,
+        kill: bool,
+        restore_to: int | None = None,
+        rejoin: bool = False,
+        takes_ways_out: bool = True,
+    ) -> bool:
         """Start the flow on a host; if that is refused, perhaps take a way out. True: it lived to its end."""
         (self.folder / host).mkdir(exist_ok=True)
         by_point = kill and self._random.random() < 0.4
@@ -166,7 +180,7 @@ class Story:
             "folder": str(self.folder / host),
             "answer": str(self.folder / f"answer-{host}"),
             "make": self.kind.make,
-            "config": {"folder": str(self._targets)},
+            "config": {"folder": str(self._targets), **self.config},
             "only_newest": self.kind.only_newest,
             "settings": self.settings,
             "publish": self.publish,
@@ -183,7 +197,7 @@ class Story:
         assert answer or kill, f"it is stuck: {self.story()}"
         assert answer.get("kind") != "bug", self.story()
         self.counts[_outcome(answer)] += 1
-        if "refused" in answer and not rejoin and restore_to is None:
+        if "refused" in answer and takes_ways_out and not rejoin and restore_to is None:
             return self._helped(host, answer)
         return "path" in answer
 

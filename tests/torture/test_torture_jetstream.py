@@ -52,13 +52,13 @@ class Reader:
             for name in NAMES:
                 epochs = read_published(self._url, STREAM, flow=self._flow, sink=f"{name}-out", after=self._after[name])
                 for epoch in epochs:
-                    self._rows[name] += [_row(message.data) for message in epoch.rows]
+                    self._rows[name] += [row_of(message.data) for message in epoch.rows]
                     self._after[name] = epoch.sequence
             return {name: list(rows) for name, rows in self._rows.items()}
         return None
 
 
-def _row(data: bytes) -> Row:
+def row_of(data: bytes) -> Row:
     row = json.loads(data)
     return row["id"], row["key"], row["value"]
 

@@ -42,6 +42,10 @@ class MetadataStore(Protocol):
         """The highest epoch ever recorded."""
         ...
 
+    def last_completed(self) -> Epoch:
+        """The highest epoch whose recorded outcome is that it completed; NO_EPOCH if none."""
+        ...
+
     def store_pending(self, record: PendingRecord) -> None:
         """Record the start of an epoch. Raises FencedError if a newer generation has been issued."""
         ...

@@ -156,6 +156,7 @@ class Gathering:
             may_lose_input=may_lose_input,
             pins=flow.metadata.pins(),
             last_epoch=flow.metadata.last_epoch(),
+            last_completed=flow.metadata.last_completed(),
             has_completed=bool(stored.epochs) or any(item.outcome == "completed" for item in history),
             has_remote=flow.remote is not None,
             has_run=self._has_run,

@@ -205,6 +205,8 @@ class RecoveryFacts:
     pins: frozenset[Epoch] = frozenset()
     #: The highest epoch in the coordinator's records.
     last_epoch: Epoch = NO_EPOCH
+    #: The highest epoch that completed, by the coordinator's records.
+    last_completed: Epoch = NO_EPOCH
     #: Whether any record names a completed epoch, if only the coordinator's history.
     has_completed: bool = False
     has_remote: bool = False

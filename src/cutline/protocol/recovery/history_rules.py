@@ -57,7 +57,7 @@ def refuse_other_histories(inquiry: Inquiry) -> None:
         return
     others = others_in(remote.generations, known)
     if not facts.has_run:
-        if others or remote.newest_epoch > known_epoch(facts):
+        if others or remote.newest_epoch > max(known_epoch(facts), facts.last_epoch):
             raise _out_of_date(inquiry)
         return
     if others:
@@ -67,7 +67,8 @@ def refuse_other_histories(inquiry: Inquiry) -> None:
         if after:
             raise _taken_over(inquiry, _story_of(after[-1]), f"sink {one.sink} records it", remote=remote, sink=one)
     reached = known_epoch(facts)
-    if remote.newest_epoch > reached:
+    # With durable="remote" an epoch is sealed there first, and then it is known here as begun.
+    if remote.newest_epoch > max(reached, facts.last_epoch):
         raise _behind(inquiry, f"the remote tier has epoch {remote.newest_epoch}", reached, remote=remote)
     for one in facts.sinks:
         if one.published > reached:
@@ -77,9 +78,10 @@ def refuse_other_histories(inquiry: Inquiry) -> None:
 def newest_to_find(facts: RecoveryFacts) -> Epoch | None:
     """The newest epoch that a sink may show when it is claimed; None: whatever it shows.
 
-    If it shows more, the storage that runs the flow has published since the decision was made.
+    If it shows more, the storage that runs the flow has published since the decision was made. What was begun counts
+    here: an earlier process of this storage may complete and publish it until the sinks are claimed.
     """
-    return known_epoch(facts) if facts.has_run and facts.restore_to is None else None
+    return max(known_epoch(facts), facts.last_epoch) if facts.has_run and facts.restore_to is None else None
 
 
 def refuse_beyond_common(sinks: Iterable[SinkFacts], stored: StoredFacts, epoch: Epoch, *, flow: FlowName) -> None:
@@ -151,9 +153,12 @@ def _known_identities(inquiry: Inquiry) -> frozenset[Identity]:
 
 
 def known_epoch(facts: RecoveryFacts) -> Epoch:
-    """The highest epoch that any record of this storage names, readable or not."""
+    """The highest epoch that completed, by any record of this storage, readable or not.
+
+    One that was only begun does not count: it may have completed in the storage that this one is a copy of.
+    """
     noted = [max(one.recorded, one.seen or NO_EPOCH) for one in facts.sinks if one.publish != "at_once"]
-    return max([facts.last_epoch, *(one.epoch for one in facts.stored.epochs), *noted])
+    return max([facts.last_completed, *(one.epoch for one in facts.stored.epochs), *noted])
 
 
 def _was_restored_after(generations: Iterable[GenerationRecord], generation: Generation) -> bool:

@@ -122,6 +122,10 @@ class SqliteMetadata:
     def last_epoch(self) -> Epoch:
         return Epoch(self._read("SELECT coalesce(max(epoch), 0) FROM epochs")[0][0])
 
+    def last_completed(self) -> Epoch:
+        ((newest,),) = self._read("SELECT max(epoch) FROM epochs WHERE outcome = 'completed'")
+        return Epoch(newest or 0)
+
     def store_pending(self, record: PendingRecord) -> None:
         try:
             self._write_fenced(

@@ -177,6 +177,14 @@ class MetadataConformance:
         with closing(reopen()) as again:
             assert again.recoveries() == {"fresh": 1, "resume": 2}
 
+    def test_an_epoch_without_an_outcome_has_not_completed(self, store: MetadataStore) -> None:
+        assert store.last_completed() == 0
+        for epoch in (1, 2, 3):
+            store.store_pending(pending(epoch))
+        store.store_outcome(ended(2))
+        store.store_outcome(ended(1))
+        assert (store.last_completed(), store.last_epoch()) == (2, 3)
+
     def test_a_run_is_remembered(self, reopen: Reopen, store: MetadataStore) -> None:
         assert not store.has_run()
         issued = store.issued()

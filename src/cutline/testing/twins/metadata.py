@@ -58,6 +58,11 @@ class MemoryMetadata:
         with self._records.lock:
             return max([*self._records.begun, *self._records.outcomes], default=NO_EPOCH)
 
+    def last_completed(self) -> Epoch:
+        with self._records.lock:
+            done = (one.epoch for one in self._records.outcomes.values() if one.outcome == "completed")
+            return max(done, default=NO_EPOCH)
+
     def store_pending(self, record: PendingRecord) -> None:
         with self._records.lock:
             self.check_fence()

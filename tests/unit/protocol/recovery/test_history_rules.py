@@ -109,7 +109,13 @@ def test_a_storage_that_knows_nothing_of_what_was_published_is_behind() -> None:
 def test_an_epoch_that_cannot_be_read_is_known_nevertheless() -> None:
     """The newest checkpoint is damaged: the newest history itself says that sinks are rewound."""
     facts = has_run(taken_by((MINE, 0), published=5))
-    assert planned(replace(facts, last_epoch=Epoch(5))).path == "local"
+    assert planned(replace(facts, last_epoch=Epoch(5), last_completed=Epoch(5))).path == "local"
+
+
+def test_an_epoch_that_was_only_begun_here_may_have_completed_elsewhere() -> None:
+    """The storage was copied while an epoch was pending."""
+    facts = has_run(taken_by((MINE, 0), published=3))
+    assert "older than the flow" in refused(replace(facts, last_epoch=Epoch(3))).what
 
 
 def test_sinks_that_tell_nothing_are_judged_by_numbers() -> None:

@@ -77,6 +77,7 @@ def first_facts(flow: SimulatedFlow, target: Epoch | str | None) -> RecoveryFact
         restore_to=RestoreTo(epoch=epoch) if epoch is not None else None,
         pins=frozenset(disk.pins),
         last_epoch=disk.last_epoch,
+        last_completed=max((one for one, how in disk.outcomes.items() if how == "completed"), default=NO_EPOCH),
         has_completed="completed" in disk.outcomes.values(),
         has_remote=flow.site.bucket is not None,
         has_run=disk.has_run,

@@ -50,9 +50,11 @@ class FlowLock:
         self._is_noted = is_noted
         text = os.pread(handle, _MOST_BYTES, 0).decode(errors="replace")
         note = _Note.parse(text)
-        if note is not None and note.file not in ("", _identity(os.fstat(handle))):
+        is_copy = note is not None and note.file not in ("", _identity(os.fstat(handle)))
+        if note is not None and is_copy:
             self._check_copy(note)
-        else:
+        # The JVM of a process that lives, or that ran in another folder, writes nothing here.
+        if note is None or not is_copy or (note.is_of(self._path.parent) and not note.is_alive()):
             self._wait_for_jvm(text.partition("\n")[0].split())
         try:
             self._note(str(os.getpid()))
@@ -65,11 +67,10 @@ class FlowLock:
         self._note(f"{os.getpid()} {pid} {_start_time(pid)}")
 
     def _check_copy(self, note: _Note) -> None:
-        """The note was copied with the folder: its process does not use this folder, and its JVM writes nothing here.
-
-        While the original runs, a start of its copy would only take the sinks from it.
+        """The note was copied with the folder. While the original runs, a start of its copy would only take the sinks
+        from it.
         """
-        if not note.is_alive():
+        if not note.runs_elsewhere(self._path.name):
             return
         self.release_without_note()
         raise FlowLockedError(
@@ -160,6 +161,25 @@ class _Note:
         """By number and beginning, not by host: containers on one host have several names and may share processes."""
         now = _start_time(self.pid)
         return bool(now) and self.started in ("", now)
+
+    def is_of(self, folder: Path) -> bool:
+        return bool(self.folder) and os.path.realpath(self.folder) == os.path.realpath(folder)
+
+    def runs_elsewhere(self, name: str) -> bool:
+        """Of a copied note: whether the process still runs the flow in the folder it names; ``name``: of the lock file.
+
+        A process outlives its flows, so the note in the original must still name it. Another process may see folders
+        that this one does not: its word counts then.
+        """
+        if not self.is_alive():
+            return False
+        try:
+            with (Path(self.folder) / name).open("rb") as original:
+                there = _Note.parse(original.read(_MOST_BYTES).decode(errors="replace"))
+                is_original = _identity(os.fstat(original.fileno())) == self.file
+        except OSError:
+            return self.pid != os.getpid()
+        return is_original and there is not None and there.pid == self.pid
 
 
 def _this_process(handle: int, path: Path) -> str:

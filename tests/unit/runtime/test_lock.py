@@ -211,6 +211,64 @@ def test_the_copy_of_a_stopped_flow_starts_and_waits_for_no_jvm(
     lock.release()
 
 
+def test_the_copy_of_a_flow_that_was_stopped_starts_while_its_process_lives(path: Path, copy: Path) -> None:
+    """A process outlives its flows. The copy may also have taken the place of the original."""
+    original = FlowLock(path, "payments")
+    original.acquire()
+    shutil.copy2(path, copy)
+    original.release()
+    shutil.copy2(copy, spare := copy.with_name("spare"))
+    lock = FlowLock(copy, "payments")
+    lock.acquire()
+    lock.release()
+    path.unlink()
+    spare.rename(path)
+    assert is_copied(path)
+    original.acquire()
+    original.release()
+
+
+def test_the_copy_of_a_flow_that_this_process_runs_is_refused(path: Path, copy: Path) -> None:
+    original = FlowLock(path, "payments")
+    original.acquire()
+    shutil.copy2(path, copy)
+    with pytest.raises(FlowLockedError, match="copy of a storage that is in use"):
+        FlowLock(copy, "payments").acquire()
+    original.release()
+
+
+def test_a_copied_note_whose_folder_only_its_process_sees_counts_while_that_process_lives(
+    path: Path, copy: Path
+) -> None:
+    other = hold(path)
+    shutil.copy2(path, copy)
+    path.unlink()
+    try:
+        with pytest.raises(FlowLockedError, match=f"pid {other.pid}"):
+            FlowLock(copy, "payments").acquire()
+    finally:
+        kill(other)
+    # This process knows what it runs, also if a former one on another machine had its number and its beginning.
+    copy.write_text(f"{os.getpid()}\n{lock_module._start_time(os.getpid())} 99:1234 host {path.parent}")
+    lock = FlowLock(copy, "payments")
+    lock.acquire()
+    lock.release()
+
+
+def test_a_copy_in_the_place_of_its_original_waits_for_the_jvm_of_the_killed_process(
+    path: Path, copy: Path, jvm: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That JVM writes by path."""
+    monkeypatch.setattr(lock_module, "_JVM_EXIT_SECONDS", 0.0)
+    other = hold(path, jvm.pid)
+    shutil.copy2(path, copy)
+    kill(other)
+    path.unlink()
+    copy.rename(path)
+    with pytest.raises(FlowLockedError, match=f"pid {jvm.pid}"):
+        FlowLock(path, "payments").acquire()
+
+
 def test_a_folder_that_was_moved_is_no_copy(path: Path, jvm: subprocess.Popen[bytes]) -> None:
     kill(hold(path, jvm.pid))
     moved = path.rename(path.with_name("moved"))

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from cutline.cli.run import _follow
-from cutline.errors import FlowFailedError
+from cutline.errors import FlowFailedError, NotDone
+from cutline.ports.metadata import MetadataStore
 from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS, TOTALS, SparklessFlow
 
@@ -50,6 +51,47 @@ def test_a_run_until_done_ends_with_the_error_that_ended_the_flow(tmp_path: Path
         _follow(flow.run, None, until_done=True, as_json=False)
 
 
+class _Away:
+    """The coordinator's records, on a disk that fails."""
+
+    def __init__(self, metadata: MetadataStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("history", "recoveries"):
+            monkeypatch.setattr(metadata, name, self._fail)
+
+    def _fail(self, *_: object) -> None:
+        raise NotDone("the disk of the coordinator's records fails", store="coordinator.sqlite")
+
+
+def test_a_run_whose_records_are_away_is_stopped_and_keeps_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = SparklessFlow(tmp_path)
+    flow.emit(2)
+    flow.drain()
+    before = flow.run.status().history
+    assert before
+    _Away(flow.metadata, monkeypatch)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    _follow(flow.run, None, until_done=False, as_json=False)
+    assert flow.run.await_termination(0)
+    assert (flow.run.status().state, flow.run.status().history) == ("stopped", before)
+    assert flow.run.checkpoints() == before
+
+
+def test_a_flow_whose_records_are_lost_while_it_ends_still_has_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = SparklessFlow(tmp_path)
+
+    def damaged(*_: object) -> None:
+        raise RuntimeError("damaged")
+
+    monkeypatch.setattr(flow.metadata, "history", damaged)
+    flow.run.stop()
+    monkeypatch.undo()
+    assert flow.run.status().state == "stopped"
+
+
 # ------------------------------------------------------------------------------------------- real processes
 
 #: A request to a store that does not answer is given up after 5 s; everything else ends at once.
@@ -73,7 +115,9 @@ def silent() -> Iterator[socket.socket]:
         yield server
 
 
-def ended_by(number: int, command: list[str], is_waiting: Callable[[], bool], **environment: str) -> str:
+def ended_by(
+    number: int, command: list[str], is_waiting: Callable[[], bool], *, returns: int | None = None, **environment: str
+) -> str:
     """Start the command, interrupt it when it waits; what it has said when it has ended."""
     process = subprocess.Popen(
         [sys.executable, "-m", "cutline.cli.main", *command],
@@ -93,7 +137,7 @@ def ended_by(number: int, command: list[str], is_waiting: Callable[[], bool], **
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode in (1, 130, 143), said
+    assert process.returncode in ((1, 130, 143) if returns is None else (returns,)), said
     assert "Traceback" not in said
     return said
 
@@ -154,6 +198,49 @@ def test_a_start_that_waits_for_the_jvm_of_a_dead_process_ends(stopped: Path, tm
         finally:
             jvm.kill()
     assert not _is_locked(lock)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_interrupted_while_its_file_loads_does_not_blame_the_file(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    file = tmp_path / "flow.py"
+    file.write_text(
+        "import pathlib, sys, time\npathlib.Path(__file__).with_name('loading').touch()\n"
+        "try:\n    time.sleep(30)\nexcept SystemExit:\n    raise ValueError('what a library makes of it')\n"
+    )
+    said = ended_by(number, ["run", str(file)], (tmp_path / "loading").exists, returns=code)
+    assert "flow.py" not in said
+
+
+HANGING = """
+import sys, threading
+from pathlib import Path
+from cutline.cli.run import _follow, end_on_signals
+from tests.support.sparkless import SparklessFlow
+
+flow = SparklessFlow(Path(sys.argv[1]))
+flow.run.stop = lambda: (print("stopping", flush=True), threading.Event().wait())
+flow.run.await_termination = lambda _: print("running", flush=True)
+end_on_signals()
+_follow(flow.run, None, until_done=False, as_json=False)
+"""
+
+
+def test_a_second_signal_ends_a_run_that_does_not_stop(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HANGING, str(tmp_path)], stdout=subprocess.PIPE, text=True) as run:
+        try:
+            assert run.stdout is not None
+            assert any(line == "running\n" for line in run.stdout)
+            run.send_signal(signal.SIGINT)
+            run.send_signal(signal.SIGINT)  # by a wrapper that passes on what the terminal has sent to both
+            assert any(line == "stopping\n" for line in run.stdout)
+            with pytest.raises(subprocess.TimeoutExpired):
+                run.wait(1.2)
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(5) == 143
+        finally:
+            run.kill()
 
 
 def _is_locked(path: Path) -> bool:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -37,7 +38,20 @@ _LOOK_SECONDS = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: How long a command may take to hear a signal.
 _HEARING_SECONDS = 3.0
+#: Within this time a signal counts as the same one again: a shell and a wrapper may both pass on one Ctrl-C.
+_SAME_SECONDS = 1.0
 _heard = threading.Event()
+
+
+class _Interrupted(SystemExit):
+    """A signal ends the command."""
+
+
+def _interrupted_by(error: BaseException) -> _Interrupted | None:
+    one: BaseException | None = error
+    while one is not None and not isinstance(one, _Interrupted):
+        one = one.__context__
+    return one
 
 
 def load_flow(path: Path, name: str | None) -> Flow:
@@ -66,10 +80,12 @@ def load_flow(path: Path, name: str | None) -> Flow:
 def _run_file(path: Path) -> dict[str, Any]:
     try:
         return runpy.run_path(str(path))
-    except CutlineError as error:
-        error.add_where(at=cause_of(error).at or path)
-        raise
     except (Exception, SystemExit) as error:
+        if (interrupted := _interrupted_by(error)) is not None:
+            raise interrupted from None  # the file is not to blame, whatever it made of the signal
+        if isinstance(error, CutlineError):
+            error.add_where(at=cause_of(error).at or path)
+            raise
         # The user's exception and line come first; what it raised is complete with the file that failed.
         cause = cause_of(error)
         raise FlowDefinitionError(
@@ -121,7 +137,10 @@ def run(
     until_done: Annotated[bool, typer.Option(help="Process the present input, publish it, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Log as JSON lines; end with the status as JSON.")] = False,
 ) -> None:
-    """Run a flow until it is interrupted. Ctrl-C and SIGTERM stop it at a batch boundary; the next run resumes."""
+    """Run a flow until it is interrupted. Ctrl-C and SIGTERM stop it at a batch boundary; the next run resumes.
+
+    A second Ctrl-C or SIGTERM does not wait for that boundary.
+    """
     console = Console(stderr=True)
     show_view = console.is_terminal and not as_json
     configure_logging(as_json=as_json, level=logging.WARNING if show_view else logging.INFO)
@@ -149,20 +168,30 @@ def end_on_signals() -> None:
     """Let SIGTERM and Ctrl-C end any command: what it holds is released, and a request to a flow is withdrawn.
 
     Python hears a signal only between two of its own steps. A command that does not hear it, because it waits inside a
-    library for a store that does not answer, ends without that: every step of every command may be its last one.
+    library for a store that does not answer, ends without that: every step of every command may be its last one. So
+    does a command that is told a second time while it still releases what it holds.
     """
-    heard = _on_signals(lambda number: sys.exit(128 + number))
+    heard = _on_signals(_interrupt)
     ringing, bell = socket.socketpair()
     bell.setblocking(False)
     signal.set_wakeup_fd(bell.fileno())
 
     def watch(ringing: socket.socket, _: socket.socket) -> None:
+        first_s: float | None = None
         while number := ringing.recv(1):
-            if number[0] in _SIGNALS and not heard.wait(_HEARING_SECONDS):
+            if number[0] not in _SIGNALS:
+                continue
+            is_second = first_s is not None and time.monotonic() - first_s > _SAME_SECONDS
+            first_s = time.monotonic() if first_s is None else first_s
+            if is_second or not heard.wait(_HEARING_SECONDS):
                 os._exit(128 + number[0])
 
     # The thread keeps both ends open.
     threading.Thread(target=watch, args=(ringing, bell), name="cutline-signals", daemon=True).start()
+
+
+def _interrupt(number: int) -> None:
+    raise _Interrupted(128 + number)
 
 
 def _on_signals(act: Callable[[int], object]) -> threading.Event:
@@ -209,8 +238,8 @@ def _follow(running: RunningFlow, console: Console | None, *, until_done: bool, 
         else:
             while not interrupted.wait(_LOOK_SECONDS) and not running.await_termination(0):
                 pass
-    finally:
         status = running.status()
+    finally:
         running.stop()
     running.await_termination(0)  # raises the error of a flow that had failed and stayed
     if as_json:

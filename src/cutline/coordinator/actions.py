@@ -9,6 +9,7 @@ from typing import assert_never
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
+from cutline.base.redaction import without_secrets
 from cutline.coordinator.history import abort_details, statistics
 from cutline.coordinator.links import Links
 from cutline.coordinator.manifests import build_manifest, found_manifest, why_not_stored
@@ -120,7 +121,6 @@ class Actions:
 
     def _report(self, action: ReportHealth) -> None:
         self.health = action
-        self._ports.metrics.health_changed(is_healthy=action.is_healthy)
         if action.is_healthy:
             log.info("checkpoints_healthy_again", flow=self._flow)
         else:
@@ -204,8 +204,11 @@ class Actions:
         )
 
     def _store_aborted(self, action: StoreAborted) -> CoordinatorEvent:
+        reason = without_secrets(action.reason)
         if action.is_inherited:
-            tombstone = Tombstone(epoch=action.epoch, generation=self._core.generation, reason=action.reason)
+            tombstone = Tombstone(
+                epoch=action.epoch, generation=self._core.generation, reason=without_secrets(action.reason)
+            )
             there = self._ports.checkpoints.store_tombstone(tombstone)
             # A manifest of a history that was given up does not count.
             if isinstance(there, Manifest) and is_of_history(there, self._lineages):
@@ -218,7 +221,7 @@ class Actions:
                 started_ms=pending.started_ms,
                 ended_ms=ended_ms,
                 outcome="aborted",
-                reason=action.reason,
+                reason=reason,
                 details=abort_details(pending, ended_ms=ended_ms),
             )
         )

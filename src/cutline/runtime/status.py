@@ -14,7 +14,9 @@ from cutline.base import durable
 from cutline.base.clock import now_ms
 from cutline.base.logs import get_logger
 from cutline.base.outages import Waiting, outage_of
+from cutline.base.redaction import without_secrets
 from cutline.channels.log import ChannelLog
+from cutline.errors import StoreError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.graph import SinkNode
@@ -73,22 +75,36 @@ class StatusBuilder:
         self._lifecycle = lifecycle
         #: Set once, before the stores are closed.
         self._last: FlowStatus | None = None
-        self._last_history: list[EpochOutcome] = []
+        self._is_frozen = False
+        #: As they were read last.
+        self._history: list[EpochOutcome] = []
+        self._recoveries: dict[str, int] = {}
 
     def freeze(self) -> None:
         """Keep the present status as the last one: the flow has ended and its stores are about to be closed."""
-        self._last_history = self._parts.stores.metadata.history(_HISTORY_KEPT)
+        try:
+            self._read_records(_HISTORY_KEPT)
+        finally:
+            self._is_frozen = True
         self._last = self.status()
 
     def history(self, limit: int) -> list[EpochOutcome]:
         """How past checkpoints ended, newest first."""
-        if self._last is not None:
-            return self._last_history[:limit]
-        return self._parts.stores.metadata.history(limit)
+        return self._history[:limit] if self._is_frozen else self._parts.stores.metadata.history(limit)
+
+    def _read_records(self, limit: int) -> None:
+        """While the records are away, which the status says, those that were read last count."""
+        metadata = self._parts.stores.metadata
+        try:
+            self._history, self._recoveries = metadata.history(limit), metadata.recoveries()
+        except StoreError:
+            log.debug("records_not_read", flow=self._graph.flow, exc_info=True)
 
     def status(self) -> FlowStatus:
         if self._last is not None:
             return self._last
+        if not self._is_frozen:
+            self._read_records(_HISTORY_SHOWN)
         parts, coordinator = self._parts, self._parts.coordinator.snapshot()
         replicator = parts.background.replicator
         operators = {str(name): self._operator(name) for name in self._graph.names}
@@ -111,9 +127,9 @@ class StatusBuilder:
                 acknowledgements=coordinator.messages.acknowledgements,
             ),
             remote=msgspec.convert(replicator.view(), RemoteStatus) if replicator is not None else None,
-            history=parts.stores.metadata.history(_HISTORY_SHOWN),
+            history=self._history[:_HISTORY_SHOWN],
             waiting=waiting,
-            failure="" if failure is None else str(failure),
+            failure="" if failure is None else without_secrets(str(failure)),
         )
 
     def _state(self, health: HealthStatus, waiting: Sequence[WaitingStatus]) -> str:
@@ -136,7 +152,7 @@ class StatusBuilder:
             problems=list(recovered.problems),
             lost_input=[*recovered.record.lost_input, *self._parts.regions.lost_input],
             operators=operator_fates(recovered.evolution),
-            counts=self._parts.stores.metadata.recoveries(),
+            counts=self._recoveries,
         )
 
     def _operator(self, name: OperatorId) -> OperatorStatus:

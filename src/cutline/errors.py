@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class CutlineError(Exception):
     """Root of all errors that Cutline raises on purpose."""
@@ -18,9 +20,12 @@ class CutlineError(Exception):
         self.where |= {key: value for key, value in where.items() if value is not None and key not in self.where}
         self.args = (str(self),)
 
-    def __str__(self) -> str:
+    def without_next_step(self) -> str:
         place = ", ".join(f"{key}={value}" for key, value in self.where.items())
-        text = f"{self.what} ({place})" if place else self.what
+        return f"{self.what} ({place})" if place else self.what
+
+    def __str__(self) -> str:
+        text = self.without_next_step()
         return f"{text}. Next: {self.next_step}" if self.next_step else text
 
 
@@ -123,13 +128,24 @@ class StorageError(CutlineError):
 class StoreError(CutlineError):
     """A storage operation failed; the two subclasses say what is known about its effect."""
 
+    #: The same operation may succeed later although no person changes anything.
+    may_pass: ClassVar[bool] = True
+
 
 class NotDone(StoreError):  # noqa: N818 (named for the outcome)
     """The operation certainly had no effect; it may be retried unchanged."""
 
 
+class Refused(NotDone):
+    """A store or server has answered and refuses: a wrong password, a missing privilege, no such bucket."""
+
+    may_pass = False
+
+
 class MissingObject(NotDone):
     """There is no such object."""
+
+    may_pass = False
 
 
 class OutcomeUnknown(StoreError):  # noqa: N818 (named for the outcome)

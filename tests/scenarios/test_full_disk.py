@@ -111,7 +111,7 @@ def test_a_start_on_a_full_disk_is_refused_in_a_few_lines_and_changes_nothing(di
         flow.emit(3)
         flow.drain()
     disk.fill()
-    with pytest.raises(StorageError, match=r"full|cannot be written") as caught:
+    with pytest.raises(StorageError, match=r"full|no room|cannot be used") as caught:
         SparklessFlow(disk.folder)
     assert "make room" in str(caught.value)
     assert "flow=counting" in str(caught.value)
@@ -124,9 +124,20 @@ def test_a_start_on_a_full_disk_is_refused_in_a_few_lines_and_changes_nothing(di
         assert len(flow.sink.rows()) == 4
 
 
+def test_records_that_cannot_be_opened_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        metadata = flow.layout.metadata
+    metadata.unlink()
+    metadata.mkdir()
+    with pytest.raises(StorageError, match="records cannot be opened") as caught:
+        SparklessFlow(tmp_path)
+    assert "check that it is a file" in caught.value.next_step
+    assert "make room" not in str(caught.value)
+
+
 def test_a_first_start_on_a_full_disk_is_refused_in_a_few_lines(disk: SmallDisk) -> None:
     (disk.folder / "table").mkdir()
     (disk.folder / "storage" / "counting").mkdir(parents=True)
     disk.fill()
-    with pytest.raises(StorageError, match=r"full|cannot be written"):
+    with pytest.raises(StorageError, match=r"full|no room|cannot be used"):
         SparklessFlow(disk.folder)

@@ -430,12 +430,12 @@ def test_a_commit_publishes_the_batches_that_the_permit_covers(complete: Desk) -
 
 
 def test_a_commit_that_fails_is_reported_and_can_be_asked_for_again(complete: Desk) -> None:
-    complete.sink.commit_failures.append(ValueError("no network"))
+    complete.sink.commit_failures.append(ValueError("no network to postgresql://bob:hunter2@db/x"))
     permit = complete.permit(1, after=-1, through=1)
     complete.sink_commits.publish(permit)
     failed = complete.next()
     assert isinstance(failed, SinkCommitFailed)
-    assert failed.reason == "ValueError: no network"
+    assert failed.reason == "ValueError: no network to postgresql://***@db/x"
     complete.sink_commits.publish(permit)
     assert isinstance(complete.next(), SinkCommitted)
     assert complete.sink.visible == {1: [0, 1]}

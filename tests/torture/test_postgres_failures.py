@@ -11,8 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from cutline.base.outages import outage_of
 from cutline.connectors import shared_epochs
-from cutline.errors import FencedError, OutcomeUnknown, StoreError
+from cutline.errors import FencedError, OutcomeUnknown, Refused, StoreError
 from cutline.model.ids import BatchId, Epoch, Generation
 from cutline.sinks import Postgres
 from cutline.testing.conformance.sinks import SIMPLE, Case, SinkConformance, rows
@@ -168,6 +169,14 @@ def test_a_server_that_is_gone_is_an_error_that_can_be_repeated(own_server: Post
     own_server.start()
     case.sink.commit(permit, [staged], token)
     assert ids(dsn) == [1]
+
+
+def test_a_server_that_refuses_the_user_is_not_waited_for(postgres_server: PostgresServer) -> None:
+    dsn = postgres_server.fresh_database()
+    for failing in (dsn.replace(PASSWORD, "wrong"), f"{dsn}_none", dsn.replace("//", "//nobody_")):
+        with pytest.raises(Refused, match="PostgreSQL refuses the connection") as caught:
+            start(failing)
+        assert outage_of(caught.value) is None
 
 
 # ------------------------------------------------------------------------------------------------- other processes

@@ -5,7 +5,6 @@ The flow waits for them and continues by itself; its status says what it waits f
 
 from __future__ import annotations
 
-import errno
 import re
 import threading
 from collections.abc import Iterator
@@ -14,16 +13,31 @@ from dataclasses import dataclass, replace
 from cutline.base.backoff import Backoff
 from cutline.base.clock import now_ms
 from cutline.base.logs import get_logger
-from cutline.errors import MissingObject, StoreError
+from cutline.base.redaction import without_secrets
+from cutline.base.storage_errors import NO_ROOM
+from cutline.errors import StoreError
 
 log = get_logger(__name__)
 
-#: A write that failed so had no effect. After other I/O errors (EIO, a file system that became read-only) it is unknown
-#: what of earlier writes the disk holds: only a start from the logs is safe.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-#: The text of a failed query, which holds the error of an executor or of the JVM.
-_NO_ROOM_TEXT = re.compile(r"No space left on device|Disk quota exceeded")
-_STORE_TEXT = re.compile(r"cutline\.errors\.(?:NotDone|OutcomeUnknown): (.*)")
+# The text of a failed query holds errors of executors and of the JVM, each on its own line, and the user's data.
+#: How Spark, py4j and Java begin such a line.
+_BEFORE = r"^(?:Caused by: |: |.*\(TID \d+\) \(.*?\): |\[STREAM_FAILED\] .* terminated with exception: )?"
+_CLASSES = r"(?:(?:[\w$]+\.)+[\w$]+: )*"
+#: What some classes say before the reason.
+_PLACE = (
+    r"(?:java\.io\.FileNotFoundException: .* \(|java\.nio\.file\.FileSystemException: .*: "
+    r"|org\.rocksdb\.RocksDBException: .*: |[^:\s]*/[^:]*: )?"
+)
+_NO_ROOM_IN_JAVA = re.compile(
+    rf"{_BEFORE}{_CLASSES}{_PLACE}(No space left on device|Disk quota exceeded)\)?(?: SQLSTATE: \w+)?\s*$", re.MULTILINE
+)
+_NO_ROOM_IN_PYTHON = re.compile(
+    rf"^[ |]*OSError: \[Errno (?:{'|'.join(str(one) for one in sorted(NO_ROOM))})\] (.*)", re.MULTILINE
+)
+_STORE_TEXT = re.compile(r"^[ |]*cutline\.errors\.(?:NotDone|OutcomeUnknown): (.*)", re.MULTILINE)
+
+#: The resource of an outage for lack of room.
+DISK = "the disk"
 
 _BACKOFF = Backoff(first_s=0.25, limit_s=10.0)
 
@@ -53,21 +67,21 @@ class Waiting:
 def outage_of(error: BaseException) -> Outage | None:
     """The outage that an error stands for; None: it is a failure, and waiting would not help."""
     for one in _chain(error):
-        if isinstance(one, OSError) and one.errno in _NO_ROOM:
+        if isinstance(one, OSError) and one.errno in NO_ROOM:
             where = f" ({one.filename})" if one.filename else ""
-            return Outage("the disk", f"{one.strerror}{where}")
-        if isinstance(one, StoreError) and not isinstance(one, MissingObject):
+            return Outage(DISK, f"{one.strerror}{where}")
+        if isinstance(one, StoreError) and one.may_pass:
             names = (str(one.where[key]) for key in ("store", "database", "url") if key in one.where)
-            return Outage(next(names, "a store"), one.what)
+            return Outage(without_secrets(next(names, "a store")), without_secrets(one.what))
     return None
 
 
 def outage_in(text: str) -> Outage | None:
     """The same of a query's error, of which there is only the text."""
-    if (found := _NO_ROOM_TEXT.search(text)) is not None:
-        return Outage("the disk", found[0])
+    if (found := _NO_ROOM_IN_JAVA.search(text) or _NO_ROOM_IN_PYTHON.search(text)) is not None:
+        return Outage(DISK, without_secrets(found[1]))
     if (found := _STORE_TEXT.search(text)) is not None:
-        return Outage("a store", found[1])
+        return Outage("a store", without_secrets(found[1]))
     return None
 
 

@@ -8,14 +8,17 @@ from collections.abc import Iterator
 
 from cutline.errors import StorageError
 
+#: A write that failed so had no effect. After other I/O errors (EIO, a file system that became read-only) it is unknown
+#: what of earlier writes the disk holds: only a start from the logs is safe.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
 _FULL = "the file system is full", "make room, then run it again; nothing that was complete is lost"
 _READ_ONLY = "the file system is read-only", "make it writable, or choose another folder"
 _FORBIDDEN = "this user may not use the file or folder", "change its permissions, or choose another folder"
 _NO_FOLDER = "a file is where a folder is needed", "choose another folder, or move the file away"
 #: By errno: what happened, what to do.
 _BY_NUMBER = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
+    **dict.fromkeys(NO_ROOM, _FULL),
     errno.EROFS: _READ_ONLY,
     errno.EACCES: _FORBIDDEN,
     errno.EPERM: _FORBIDDEN,
@@ -30,13 +33,14 @@ _BY_NUMBER = {
     errno.EIO: ("the disk reports an error", "check the disk (the kernel's log), then run it again"),
     errno.ESTALE: ("the network file system was mounted anew", "run it again"),
 }
-#: By what SQLite says.
-_BY_MESSAGE = {
-    "is full": _FULL,
-    "readonly": _READ_ONLY,
-    "unable to open": _FORBIDDEN,
-    "disk I/O error": _BY_NUMBER[errno.EIO],
-    "is locked": ("another process holds the database", "wait for it, or end it, then run it again"),
+#: By SQLite's result code, extended or primary; only the rooms that speak SQL import SQLite.
+_BY_SQLITE_CODE = {
+    5: ("another process holds the database", "wait for it, or end it, then run it again"),
+    8: _READ_ONLY,
+    10: _BY_NUMBER[errno.EIO],
+    13: _FULL,
+    4874: _FULL,  # the index of its write-ahead log cannot grow
+    14: ("the database cannot be opened", "check that it is a file, and that this user may use it and its folder"),
 }
 
 
@@ -48,8 +52,9 @@ def storage_error(error: BaseException, **where: object) -> StorageError | None:
         path = error.filename if isinstance(error.filename, str | bytes) else None
         return StorageError(what, next_step=next_step, **{**where, "path": path or where.get("path")})
     if _is_sqlite(error):
-        known = (words for part, words in _BY_MESSAGE.items() if part in str(error))
-        what, next_step = next(known, (f"SQLite: {error}", "check the file system, then run it again"))
+        unnamed = f"SQLite: {error}", "check the file system, then run it again"
+        code = getattr(error, "sqlite_errorcode", 0)  # errors of the Python module itself have none
+        what, next_step = _BY_SQLITE_CODE.get(code) or _BY_SQLITE_CODE.get(code & 0xFF, unnamed)
         return StorageError(what, next_step=next_step, **where)
     return None
 
@@ -67,5 +72,5 @@ def in_words(**where: object) -> Iterator[None]:
 
 
 def _is_sqlite(error: BaseException) -> bool:
-    """By name: only the rooms that speak SQL import SQLite."""
+    """By name, for the same reason."""
     return any((kind.__module__, kind.__name__) == ("sqlite3", "OperationalError") for kind in type(error).__mro__)

@@ -89,7 +89,7 @@ class Cause:
 def cause_of(error: BaseException) -> Cause:
     """The cause of an exception as it was raised in this process."""
     if isinstance(error, SyntaxError) and error.filename:
-        return Cause(f"{type(error).__name__}: {error.msg}", _at(error.filename, error.lineno or 0, ""))
+        return Cause(_line(type(error).__name__, error.msg or ""), _at(error.filename, error.lineno or 0, ""))
     frames = [(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
     own = [frame for frame in frames if not _is_library(frame[0])]
     return Cause(_line(type(error).__name__, str(error)), _at(*own[-1]) if own else "")
@@ -153,4 +153,5 @@ def _line(kind: str, message: str) -> str:
 
 
 def _short(text: str) -> str:
+    text = without_secrets(text)
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"

@@ -19,7 +19,7 @@ from cutline.connectors.generator import rows as generator
 from cutline.connectors.kafka import positions as kafka_positions
 from cutline.connectors.nats import positions as nats_positions
 from cutline.connectors.postgres import positions as postgres_positions
-from cutline.errors import NotDone
+from cutline.errors import Refused
 from cutline.model.plan import PlannedSource
 from cutline.ports.inspection import SourceReport
 from cutline.ports.source_guard import SourceKind, Today
@@ -72,7 +72,7 @@ def _moved_to(position: bytes, planned: Mapping[str, str], field: str) -> bytes:
     if not isinstance(stored, str) or _spelled(stored) in planned:
         return position
     if len(planned) > 1:
-        raise NotDone(
+        raise Refused(
             f"the checkpoint names the server {address_without_secrets(stored)}, which the operator does not read from",
             next_step="if the server has moved, name it in the operator's options as the checkpoint does; "
             "otherwise do not use this checkpoint",

@@ -24,6 +24,8 @@ _REFUSALS = (
 )
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+#: Reasons of status 400 that say nothing about the request.
+_SLOW = {"RequestTimeout", "InternalError", "SlowDown"}
 _TRANSPORT = re.compile(r"HttpError \{\s*kind: (\w+),")
 _TRANSPORT_IN_WORDS = {
     "Connect": "could not connect",
@@ -43,6 +45,11 @@ class Failure(NamedTuple):
     may_pass: bool
     is_missing: bool = False
 
+    @property
+    def is_refusal(self) -> bool:
+        """The store has answered, and will answer the same again."""
+        return self.had_no_effect and not self.may_pass
+
 
 def understand(error: Exception) -> Failure:
     """Classify the failure of one request that was sent at most once."""
@@ -54,7 +61,8 @@ def understand(error: Exception) -> Failure:
         missing = isinstance(error, FileNotFoundError) and (code is None or code[1] != "NoSuchBucket")
         # 408 is the server's view of a timeout. 409 and 429: a concurrent request, or too many of them.
         refused = 300 <= status < 500 and status != 408
-        return Failure(why, refused, status in (408, 409, 429) or status >= 500, missing)
+        is_slow = code is not None and code[1] in _SLOW
+        return Failure(why, refused, is_slow or status in (408, 409, 429) or status >= 500, missing)
     if isinstance(error, FileNotFoundError):
         return Failure("no such object", True, False, True)
     if isinstance(error, _REFUSALS):

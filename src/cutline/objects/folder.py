@@ -7,6 +7,7 @@ object, and every later create of it would report that the object exists.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -17,13 +18,15 @@ from cutline.base.backoff import Backoff
 from cutline.base.durable import fsync_dir, is_temporary, make_dir
 from cutline.base.paths import link_on, open_plain, read_plain
 from cutline.base.retry import Retry
-from cutline.errors import MissingObject, NotDone, OutcomeUnknown
+from cutline.errors import MissingObject, NotDone, OutcomeUnknown, Refused
 from cutline.objects.names import checked, checked_folder
 from cutline.objects.staging import pieces_of, put_in_place, staged
 from cutline.ports.objects import ObjectInfo
 
 #: A write is retried when a delete has just removed the folder it was about to use.
 _WRITES = Retry(limit=20, backoff=Backoff(first_s=0.001, limit_s=0.05, jitter=0.5))
+#: A file system that fails otherwise may be back later: a network disk, for example.
+_REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class FolderStore:
@@ -34,7 +37,7 @@ class FolderStore:
         try:
             make_dir(self._root)
         except OSError as error:
-            raise NotDone(
+            raise _kind(error)(
                 "the folder cannot be created", next_step="choose another folder", path=self._root, why=error.strerror
             ) from error
 
@@ -69,7 +72,9 @@ class FolderStore:
         try:
             put_in_place(target, pieces_of(source))
         except OSError as error:
-            raise NotDone("the file cannot be written", store=self.url, target=target, why=error.strerror) from error
+            raise _kind(error)(
+                "the file cannot be written", store=self.url, target=target, why=error.strerror
+            ) from error
 
     def find(self, path: str) -> ObjectInfo | None:
         file = self._file(path)
@@ -79,7 +84,7 @@ class FolderStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise NotDone("the object cannot be read", store=self.url, path=path, why=error.strerror) from error
+            raise _kind(error)("the object cannot be read", store=self.url, path=path, why=error.strerror) from error
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         folder = self._root / checked_folder(prefix)
@@ -100,7 +105,7 @@ class FolderStore:
             except OSError as error:
                 if file.is_dir():
                     continue  # a folder is not an object: there is nothing to delete
-                kind = OutcomeUnknown if removed else NotDone
+                kind = OutcomeUnknown if removed else _kind(error)
                 raise kind("the object cannot be removed", store=self.url, path=path, why=error.strerror) from error
 
     def leftovers(self, older_than_ms: int) -> list[ObjectInfo]:
@@ -124,7 +129,7 @@ class FolderStore:
     def _file(self, path: str) -> Path:
         """The file of an object. Objects are plain files in plain folders: a link would lead out of the store."""
         if link_on(self._root, checked(path)) is not None:
-            raise NotDone("the path of an object leads through a symbolic link", store=self.url, path=path)
+            raise Refused("the path of an object leads through a symbolic link", store=self.url, path=path)
         return self._root / path
 
     @contextlib.contextmanager
@@ -134,7 +139,7 @@ class FolderStore:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise MissingObject("there is no such object", store=self.url, path=path) from missing
         except OSError as error:
-            raise NotDone("the object cannot be read", store=self.url, path=path, why=error.strerror) from error
+            raise _kind(error)("the object cannot be read", store=self.url, path=path, why=error.strerror) from error
 
     def _files(self, folder: Path) -> Iterator[os.DirEntry[str]]:
         """Every plain file below a folder; files that are deleted meanwhile may be missing."""
@@ -143,7 +148,9 @@ class FolderStore:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            raise NotDone("the folder cannot be listed", store=self.url, path=folder, why=error.strerror) from error
+            raise _kind(error)(
+                "the folder cannot be listed", store=self.url, path=folder, why=error.strerror
+            ) from error
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from self._files(Path(entry.path))
@@ -155,7 +162,7 @@ class FolderStore:
         try:
             changed = self._settle(file, content, settle)
         except OSError as error:
-            raise NotDone("the object cannot be written", store=self.url, path=path, why=error.strerror) from error
+            raise _kind(error)("the object cannot be written", store=self.url, path=path, why=error.strerror) from error
         try:
             self._sync_up_from(file.parent)
         except OSError as error:
@@ -190,6 +197,10 @@ class FolderStore:
             except OSError:
                 return  # in use, or already removed
             folder = folder.parent
+
+
+def _kind(error: OSError) -> type[NotDone]:
+    return Refused if error.errno in _REFUSALS else NotDone
 
 
 def _link(temp: Path, target: Path) -> bool:

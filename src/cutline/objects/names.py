@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from cutline.base.durable import is_temporary
-from cutline.errors import NotDone
+from cutline.errors import Refused
 
 
 def checked(path: str) -> str:
-    """The path itself, if every store accepts it unchanged; raises NotDone otherwise.
+    """The path itself, if every store accepts it unchanged; raises Refused otherwise.
 
     Stores disagree on other names: some strip a trailing slash, some read a backslash as a slash, and a folder cannot
     hold ".." or a name that looks like its own temporary files.
     """
     for part in path.split("/"):
         if part in ("", ".", "..") or is_temporary(part) or "\\" in part or not part.isprintable():
-            raise NotDone("an object cannot have this name", path=repr(path))
+            raise Refused("an object cannot have this name", path=repr(path))
     return path
 
 

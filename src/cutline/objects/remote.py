@@ -23,7 +23,7 @@ from obstore.store import MemoryStore, from_url
 
 from cutline.base.backoff import Backoff
 from cutline.base.retry import Retry
-from cutline.errors import ConfigError, MissingObject, NotDone, OutcomeUnknown, StoreError
+from cutline.errors import ConfigError, MissingObject, NotDone, OutcomeUnknown, Refused, StoreError
 from cutline.objects.failures import RAISED, Failure, status_of, understand
 from cutline.objects.names import checked, checked_folder
 from cutline.objects.staging import put_in_place
@@ -84,7 +84,7 @@ class ObstoreStore:
             result = obstore.get(self._once, checked(path))
             if limit_bytes is not None and result.meta["size"] > limit_bytes:
                 why = f"it has {result.meta['size']} bytes, the limit is {limit_bytes}"
-                raise NotDone("the object is too large to be read", store=self._url, path=path, why=why)
+                raise Refused("the object is too large to be read", store=self._url, path=path, why=why)
             # A request has a short timeout, so a large object is downloaded piece by piece.
             return bytes(result.bytes()) if result.meta["size"] <= _PIECE_BYTES else None
 
@@ -146,7 +146,8 @@ class ObstoreStore:
         while True:
             page = self._next_page(pages)
             if isinstance(page, Failure):
-                raise NotDone("the objects cannot be listed", store=self._url, path=prefix, why=page.why)
+                kind = Refused if page.is_refusal else NotDone
+                raise kind("the objects cannot be listed", store=self._url, path=prefix, why=page.why)
             if page is None:
                 return
             yield from (_info(meta) for meta in page if not folder or meta["path"].startswith(folder + "/"))
@@ -179,7 +180,7 @@ class ObstoreStore:
         # A forked process inherits the sockets and wakers of obstore's threads, but not the threads: a request there
         # would hang forever, past all timeouts, and can make the parent hang as well.
         if self._network and _network_users - {os.getpid()}:
-            raise NotDone(
+            raise Refused(
                 "an object store was used before this process was forked",
                 next_step="start a new process instead of a forked one",
                 store=self._url,
@@ -259,14 +260,16 @@ class ObstoreStore:
         if isinstance(answer, Failure):
             if answer.is_missing:
                 raise MissingObject("there is no such object", store=self._url, path=path)
-            raise NotDone("the object cannot be read", store=self._url, path=path, why=answer.why)
+            kind = Refused if answer.is_refusal else NotDone
+            raise kind("the object cannot be read", store=self._url, path=path, why=answer.why)
         return answer
 
     def _change(self, request: Callable[[], _T], path: str) -> _T:
         """Send a request that changes something."""
         answer = self._send(request, path, changes=True)
         if isinstance(answer, Failure):
-            kind: type[StoreError] = NotDone if answer.had_no_effect else OutcomeUnknown
+            certain = Refused if answer.is_refusal else NotDone
+            kind: type[StoreError] = certain if answer.had_no_effect else OutcomeUnknown
             raise kind("the change failed", store=self._url, path=path, why=answer.why)
         return answer
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from cutline.base.backoff import Backoff
 from cutline.base.logs import get_logger
 from cutline.base.retry import Retry
-from cutline.errors import MissingObject, StoreError
+from cutline.errors import StoreError
 from cutline.model.ids import FlowName
 
 log = get_logger(__name__)
@@ -19,11 +19,12 @@ T = TypeVar("T")
 
 
 def wait_for_store(request: Callable[[], T], *, flow: FlowName) -> T:
-    """The answer to an idempotent request. Raises StoreError when retries are exhausted."""
+    """The answer to an idempotent request. Raises StoreError when retries are exhausted or cannot help."""
 
     def report(error: Exception, pause_s: float) -> None:
         log.warning("waiting_for_store", flow=flow, reason=str(error), pause_s=pause_s)
 
-    return STORE_RETRY.call(
-        request, on=StoreError, is_final=lambda error: isinstance(error, MissingObject), before_pause=report
-    )
+    def is_final(error: Exception) -> bool:
+        return isinstance(error, StoreError) and not error.may_pass
+
+    return STORE_RETRY.call(request, on=StoreError, is_final=is_final, before_pause=report)

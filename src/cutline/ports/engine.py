@@ -87,7 +87,7 @@ class Query(Protocol):
         ...
 
     def failure(self) -> str | None:
-        """The error that ended the query, its cause first and in a few lines; None: no error."""
+        """The whole trace of the error that ended the query; None: no error."""
         ...
 
     def stop(self) -> None:

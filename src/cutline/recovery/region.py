@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
 from cutline.base.outages import Outages, outage_of
+from cutline.base.redaction import without_secrets
 from cutline.channels.log import ChannelLog
 from cutline.coordinator.loop import CoordinatorService
 from cutline.errors import CutlineError, FlowFailedError, RecoveryError
@@ -187,7 +188,8 @@ class RegionRecovery:
             except Exception as problem:
                 why, next_step = f"{type(problem).__name__}: {problem}", ""
                 if isinstance(problem, CutlineError):
-                    why, next_step = problem.what, problem.next_step
+                    why, next_step = problem.without_next_step(), problem.next_step
+                why = without_secrets(" ".join(why.split()))
                 log.error(
                     "region_not_restored",
                     flow=self._name,

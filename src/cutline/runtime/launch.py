@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutline.base import durable, records
-from cutline.base.outages import outage_of
+from cutline.base.outages import DISK, outage_of
 from cutline.base.storage_errors import in_words
 from cutline.config.compatibility import check_options
 from cutline.config.loading import load_options
@@ -60,8 +61,7 @@ def start_flow(
     def restore() -> RestoreRequest | None:
         return current_request(layout, restore_to, rename, allow_dropped=allow_dropped, flow=flow.name)
 
-    with in_words(flow=flow.name, path=layout.root):
-        run = _start_in(layout, flow, graph, options, spark=spark, restore=restore, rejoin=rejoin)
+    run = _start_in(layout, flow, graph, options, spark=spark, restore=restore, rejoin=rejoin)
     run.metrics.recovered(run.status().recovery.path, time.monotonic() - begun)
     return run
 
@@ -77,36 +77,50 @@ def _start_in(
     rejoin: bool,
 ) -> RunningFlow:
     """Lock the folder, open Spark, recover, run."""
-    durable.make_dir(layout.root)
     lock = FlowLock(layout.lock, flow.name)
-    lock.acquire()
-    try:
-        request = restore()
-        # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
-        from cutline.connectors.spark_sources import ADDRESS_OPTIONS, SETTINGS, SOURCES
-        from cutline.spark.engine import SparkEngine
-        from cutline.spark.executor_jobs import SparkExecutors
-        from cutline.spark.session import jvm_pid, open_session
-        from cutline.spark.source_discovery import KnownSources
-
-        session = open_session(flow.name, spark)
-        lock.note_jvm(jvm_pid(session))
-        sources = KnownSources(classes=SOURCES, settings=SETTINGS, address_options=ADDRESS_OPTIONS)
-        engine = SparkEngine(session, graph, flow.functions, layout, options, sources=sources)
-        return run_on(
+    with contextlib.ExitStack() as on_failure:
+        with in_words(flow=flow.name, path=layout.root):
+            durable.make_dir(layout.root)
+            lock.acquire()
+            on_failure.callback(lock.release)
+            request = restore()
+            engine, executors = _open_spark(layout, flow, graph, options, spark=spark, note_jvm=lock.note_jvm)
+        run = run_on(
             engine,
             flow,
             graph,
             options,
             layout,
-            executors=SparkExecutors(session, flow.name),
+            executors=executors,
             release_lock=lock.release,
             request=request,
             rejoin=rejoin,
         )
-    except BaseException:
-        lock.release()
-        raise
+        on_failure.pop_all()
+    return run
+
+
+def _open_spark(
+    layout: Layout,
+    flow: Flow,
+    graph: FlowGraph,
+    options: Options,
+    *,
+    spark: SparkSession | None,
+    note_jvm: Callable[[int], None],
+) -> tuple[Engine, Executors]:
+    # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
+    from cutline.connectors.spark_sources import ADDRESS_OPTIONS, SETTINGS, SOURCES
+    from cutline.spark.engine import SparkEngine
+    from cutline.spark.executor_jobs import SparkExecutors
+    from cutline.spark.session import jvm_pid, open_session
+    from cutline.spark.source_discovery import KnownSources
+
+    session = open_session(flow.name, spark)
+    note_jvm(jvm_pid(session))
+    sources = KnownSources(classes=SOURCES, settings=SETTINGS, address_options=ADDRESS_OPTIONS)
+    engine = SparkEngine(session, graph, flow.functions, layout, options, sources=sources)
+    return engine, SparkExecutors(session, flow.name)
 
 
 def store_request(layout: Layout, request: RestoreRequest) -> None:
@@ -167,11 +181,11 @@ def run_on(
             return assembly.start(release_lock)
         except NotDone as error:
             outage = outage_of(error)
-            if outage is None or outage.resource not in ("the disk", "coordinator.sqlite"):
+            if outage is None or outage.resource not in (DISK, layout.metadata.name):
                 raise
             raise StorageError(
-                f"the flow's storage cannot be written: {outage.problem}",
-                next_step="make room on its disk, then start the flow again: it resumes where it stopped",
+                f"the flow's storage cannot be used: {outage.problem}",
+                next_step=error.next_step or "make room on its disk, then run it again; nothing complete is lost",
                 flow=flow.name,
                 path=layout.root,
             ) from error

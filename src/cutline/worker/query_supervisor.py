@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from cutline.base.logs import get_logger
-from cutline.base.outages import outage_in, outage_of
+from cutline.base.outages import Outage, outage_in, outage_of
 from cutline.base.traces import cause_in
 from cutline.config.options import Options
 from cutline.errors import FlowFailedError
@@ -59,6 +59,7 @@ class Supervisor:
         self._counted = QueryRestarts(limit=options.restart_limit, backoff_ms=options.restart_backoff_ms)
         #: Why the query could not be started: a resource was away.
         self._start_error = ""
+        self._start_outage: Outage | None = None
         #: The cause of the last failure, in one line.
         self._problem = ""
         #: How many batches of the log had run again when the query was last prepared for the next one.
@@ -97,11 +98,12 @@ class Supervisor:
 
     def _restart_query(self) -> None:
         """Start the query again. If a resource is away, the next look finds that it does not run, and why."""
-        self._start_error = ""
+        self._start_error, self._start_outage = "", None
         try:
             self._start_query()
         except Exception as error:
-            if outage_of(error) is None and outage_in(str(error)) is None:
+            self._start_outage = outage_of(error) or outage_in(str(error))
+            if self._start_outage is None:
                 raise  # Spark may raise many errors here; each ends the flow
             self._start_error = f"{type(error).__name__}: {error}"
 
@@ -160,7 +162,7 @@ class Supervisor:
             self._repeated_at_restart = replay.repeated_total
             self._restart_query()  # each batch of the log runs as it was planned
             return True
-        outage = outage_in(error)
+        outage = self._start_outage or outage_in(error)
         pause_ms = self._counted.failed(self._finished(), is_outage=outage is not None)
         self._problem = str(cause_in(error))
         trace = self._keep_trace(self._service.operator, error)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cutline.base.logs import get_logger
 from cutline.base.outages import outage_of
+from cutline.base.redaction import without_secrets
 from cutline.errors import FencedError
 from cutline.model.ids import SinkId
 from cutline.model.staging import StagedBatch
@@ -95,7 +96,7 @@ class SinkCommits:
                 return
             except Exception as error:  # a sink may raise anything; the coordinator retries
                 log.warning("sink_commit_failed", sink=permit.sink, epoch=permit.epoch, exc_info=True)
-                reason = f"{type(error).__name__}: {error}"
+                reason = without_secrets(f"{type(error).__name__}: {error}")
                 if (outage := outage_of(error)) is not None:
                     self._outages.failed(f"sink {permit.sink}", outage, is_timed=False)  # the coordinator knows when
                 self._outbox.tell(

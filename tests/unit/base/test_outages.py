@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from cutline.base.outages import Outage, Outages, outage_in, outage_of
-from cutline.errors import DamagedRecordError, FencedError, MissingObject, NotDone, OutcomeUnknown
+from cutline.errors import DamagedRecordError, FencedError, MissingObject, NotDone, OutcomeUnknown, Refused
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "entries/7.json")
 
@@ -35,6 +35,7 @@ def test_what_may_come_back_is_an_outage(error: Exception, resource: str) -> Non
         OSError(errno.EIO, "Input/output error"),
         OSError(errno.EROFS, "Read-only file system"),
         MissingObject("there is no such object", store="s3://bucket"),
+        Refused("the object cannot be read", store="s3://bucket", why="status 403, AccessDenied"),
         DamagedRecordError("torn"),
         FencedError("another process runs the flow"),
         ValueError("a bug"),
@@ -54,8 +55,20 @@ def test_the_cause_of_an_error_counts() -> None:
 @pytest.mark.parametrize(
     ("text", "resource"),
     [
-        ("… Caused by: java.io.IOException: No space left on device\n\tat java.base/…", "the disk"),
-        ("… OSError: [Errno 28] No space left on device: '/data/x.arrow'\n", "the disk"),
+        ("…\nCaused by: java.io.IOException: No space left on device\n\tat java.base/…", "the disk"),
+        ("…\nOSError: [Errno 28] No space left on device: '/data/x.arrow'\n", "the disk"),
+        ("…\nOSError: [Errno 122] Error writing bytes to file. Detail: [errno 122] Disk quota exceeded\n", "the disk"),
+        ("No space left on device\n=== Streaming Query ===\nIdentifier: o\n", "the disk"),
+        ("[STREAM_FAILED] Query [id] terminated with exception: Disk quota exceeded SQLSTATE: XXKST\n", "the disk"),
+        (
+            "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost task 0.0 "
+            "in stage 1.0 (TID 7) (10.0.0.1 executor driver): java.io.IOException: No space left on device\n\tat x",
+            "the disk",
+        ),
+        ("Caused by: java.io.FileNotFoundException: /data/a b/1.tmp (No space left on device)\n", "the disk"),
+        ("Caused by: java.nio.file.FileSystemException: /data/a: No space left on device\n", "the disk"),
+        ("org.apache.spark.SparkException: org.apache.hadoop.fs.FSError: No space left on device\n", "the disk"),
+        ("org.rocksdb.RocksDBException: While appending to file: /x.sst: No space left on device\n", "the disk"),
         ("…\ncutline.errors.NotDone: PostgreSQL cannot be reached: connection refused (database=host=db)\n", "a store"),
         ("…\ncutline.errors.OutcomeUnknown: no answer (store=s3://b)\n", "a store"),
     ],
@@ -66,9 +79,32 @@ def test_the_text_of_a_failed_query_says_it_too(text: str, resource: str) -> Non
     assert outage.resource == resource
 
 
-@pytest.mark.parametrize("text", ["ValueError: no key", "cutline.errors.MissingObject: gone", "SinkError"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: no key",
+        "cutline.errors.MissingObject: gone",
+        "cutline.errors.Refused: the object cannot be read (why=status 403)",
+        "SinkError",
+        "ValueError: not a date: Jun 1 kernel: write failed: No space left on device",
+        'ValueError: cannot parse "java.io.IOException: No space left on device"\n',
+        "ValueError: unknown error: OSError: [Errno 28] No space left on device\n",
+        "OSError: [Errno 5] after No space left on device\n",
+        "Caused by: org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] No space left on device in row 7\n",
+        "ValueError: row 7 says cutline.errors.NotDone: no answer\n",
+    ],
+)
 def test_a_failed_query_whose_operator_is_to_blame_is_none(text: str) -> None:
     assert outage_in(text) is None
+
+
+def test_an_outage_shows_no_secret() -> None:
+    address = "postgresql://bob:hunter2@db/x"
+    assert outage_of(NotDone(f"no answer from {address}", store=address)) == Outage(
+        "postgresql://***@db/x", "no answer from postgresql://***@db/x"
+    )
+    found = outage_in(f"…\ncutline.errors.NotDone: no answer from {address}\n")
+    assert found is not None and "hunter2" not in found.problem
 
 
 def test_pauses_grow_and_the_beginning_is_remembered() -> None:

@@ -25,16 +25,21 @@ def test_every_error_of_a_file_system_has_words_and_a_next_step(number: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("message", "what"),
+    ("code", "what"),
     [
-        ("database or disk is full", "the file system is full"),
-        ("attempt to write a readonly database", "the file system is read-only"),
-        ("disk I/O error", "the disk reports an error"),
-        ("no such table: x", "SQLite: no such table: x"),
+        (sqlite3.SQLITE_FULL, "the file system is full"),
+        (sqlite3.SQLITE_IOERR_SHMSIZE, "the file system is full"),
+        (sqlite3.SQLITE_READONLY_DBMOVED, "the file system is read-only"),
+        (sqlite3.SQLITE_IOERR_WRITE, "the disk reports an error"),
+        (sqlite3.SQLITE_CANTOPEN_ISDIR, "the database cannot be opened"),
+        (sqlite3.SQLITE_BUSY, "another process holds the database"),
+        (sqlite3.SQLITE_ERROR, "SQLite: it says"),
     ],
 )
-def test_sqlite_is_put_into_the_same_words(message: str, what: str) -> None:
-    found = storage_error(sqlite3.OperationalError(message), path="/data")
+def test_sqlite_is_put_into_the_same_words(code: int, what: str) -> None:
+    error = sqlite3.OperationalError("it says")
+    error.sqlite_errorcode = code
+    found = storage_error(error, path="/data")
     assert found is not None and found.what == what and found.next_step
 
 
@@ -42,7 +47,7 @@ def test_real_refusals_are_raised_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="a file is where a folder is needed"), in_words(flow="payments"):
         (tmp_path / "file" / "below").mkdir()
-    with pytest.raises(StorageError, match="may not use"), in_words(path=tmp_path):
+    with pytest.raises(StorageError, match="cannot be opened"), in_words(path=tmp_path):
         sqlite3.connect(tmp_path / "no" / "db")
 
 

@@ -56,6 +56,13 @@ def test_the_cause_is_found_in_the_text_of_a_trace(text: str, cause: Cause) -> N
     assert cause_in(text) == cause
 
 
+def test_a_cause_shows_no_secret() -> None:
+    said = "cannot connect to postgresql://bob:hunter2@db/x"
+    in_python = f'Traceback (most recent call last):\n  File "shop.py", line 3, in keyed\nOperationalError: {said}\n'
+    causes = [cause_in(text) for text in (in_python, f"Job aborted.\nCaused by: java.lang.X: {said}", said)]
+    assert not [cause for cause in [*causes, cause_of(ValueError(said))] if "hunter2" in str(cause)]
+
+
 def test_a_long_message_is_cut() -> None:
     assert len(cause_in("x" * 10_000).what) == MOST_CHARACTERS
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cutline.connectors.replay_guard import SOURCE_KINDS, ReplayGuard
-from cutline.errors import NotDone
+from cutline.errors import NotDone, Refused
 from cutline.model.plan import PlannedSource
 from cutline.ports.inspection import FileProblem, SourceReport
 from cutline.ports.source_guard import SourceKind, Today
@@ -115,6 +115,6 @@ def test_only_servers_that_the_code_names_are_asked(asked: list[str], offset: di
     assert ask() == ["evil:1", "evil:1"], "without the flow's code, as for a person who verifies a savepoint"
     asked.clear()
     two = [PlannedSource(format=str(offset["source"]), address=address) for address in ("good:1", "good:2")]
-    with pytest.raises(NotDone, match="names the server evil:1"):
+    with pytest.raises(Refused, match="names the server evil:1"):
         kind.check(stored, Path(), Today(stored, two))
     assert asked == []

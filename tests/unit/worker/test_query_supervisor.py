@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from cutline.base.outages import Outages
 from cutline.config.options import build_options
-from cutline.errors import FlowFailedError
+from cutline.errors import FlowFailedError, NotDone
 from cutline.model.ids import FlowName, OperatorId
 from cutline.ports.telemetry import NoTelemetry
 from cutline.testing.twins.engine import IdleQuery, MemoryEngine
@@ -173,3 +173,12 @@ def test_a_query_that_cannot_be_started_for_lack_of_room_is_tried_again() -> Non
     failing.run()
     assert failing.given_up == failing.fatal == []
     assert failing.outages.waiting()[0].attempts == 5
+
+
+def test_a_query_that_cannot_be_started_while_a_store_is_away_is_tried_again() -> None:
+    away = NotDone("the store does not answer", store="s3://b")
+    failing = Failing(FULL, *[away] * 6)
+    failing.run()
+    assert failing.given_up == failing.fatal == []
+    (waiting,) = failing.outages.waiting()
+    assert (waiting.outage.resource, waiting.attempts) == ("s3://b", 7)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cutline.base.backoff import Backoff
 from cutline.base.redaction import has_credentials
 from cutline.base.retry import Retry
-from cutline.errors import ConfigError, LostInputError, NotDone
+from cutline.errors import ConfigError, LostInputError, NotDone, Refused
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -180,7 +180,8 @@ def read_range(client: Consumer, servers: str, topic: str, partition: int, bound
             elif problem.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
                 raise LostInputError(f"topic {topic}, partition {partition}: offset {at} is gone", servers=servers)
             elif not problem.retriable():
-                raise NotDone(f"topic {topic}, partition {partition} cannot be read: {problem.str()}", servers=servers)
+                kind = failure_kind(kafka.KafkaException(problem))
+                raise kind(f"topic {topic}, partition {partition} cannot be read: {problem.str()}", servers=servers)
         if page:
             yield page
         if found:
@@ -195,8 +196,23 @@ def _record(message: Any) -> Record:
     return Record(message.offset(), message.key(), message.value(), timestamp_ms, list(message.headers() or ()))
 
 
+def failure_kind(error: BaseException) -> type[NotDone]:
+    """Refused if the broker does not accept the user, or what the user asks for."""
+    code = getattr(error.args[0], "code", None) if error.args else None
+    known = import_kafka().KafkaError
+    refusals = {
+        known._AUTHENTICATION,
+        known.SASL_AUTHENTICATION_FAILED,
+        known.TOPIC_AUTHORIZATION_FAILED,
+        known.GROUP_AUTHORIZATION_FAILED,
+        known.CLUSTER_AUTHORIZATION_FAILED,
+        known.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+    return Refused if code is not None and code() in refusals else NotDone
+
+
 def unreachable(servers: str, error: BaseException) -> NotDone:
-    return NotDone(
+    return failure_kind(error)(
         f"no Kafka broker can be reached: {error}",
         next_step="check that it runs and is reachable from here, then retry",
         servers=servers,

@@ -22,6 +22,7 @@ from cutline.connectors.kafka.client import (
     Record,
     client_config,
     consumer,
+    failure_kind,
     finished_bounds,
     import_kafka,
     partitions_of,
@@ -31,7 +32,7 @@ from cutline.connectors.log_sink import LogSink, ledger_of, with_published
 from cutline.connectors.sink_base import OpenedSink, not_opened
 from cutline.connectors.staged_files import digest_of, pieces_of
 from cutline.connectors.staging_folder import check_same_rows, check_value_column, values_of
-from cutline.errors import FencedError, NotDone, OutcomeUnknown, SinkError
+from cutline.errors import FencedError, OutcomeUnknown, SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
 from cutline.model.validation import Problem, of_numbers
 from cutline.protocol.publish.sink_ledger import SinkLedger, fenced
@@ -214,7 +215,7 @@ class Kafka(LogSink):
         try:
             producer.init_transactions(self.timeout_s)
         except kafka.KafkaException as error:
-            raise NotDone(f"no transaction can begin: {error}", servers=self.servers) from error
+            raise failure_kind(error)(f"no transaction can begin: {error}", servers=self.servers) from error
         return producer
 
     def _certain(self, context: SinkContext) -> TopicLedger:
@@ -265,7 +266,7 @@ class Kafka(LogSink):
             if not is_committing:
                 with contextlib.suppress(kafka.KafkaException):
                     producer.abort_transaction(self.timeout_s)
-                raise NotDone(f"the transaction was aborted: {error}", topic=self.topic) from error
+                raise failure_kind(error)(f"the transaction was aborted: {error}", topic=self.topic) from error
             raise OutcomeUnknown(f"the transaction may have been committed: {error}", topic=self.topic) from error
         self._producer = producer
 

@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cutline.base.redaction import has_credentials
-from cutline.errors import ConfigError, NotDone, OutcomeUnknown
+from cutline.errors import ConfigError, NotDone, OutcomeUnknown, Refused
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -254,6 +254,11 @@ def _credentials() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- streams
 
 
+def is_refusal(error: Mapping[str, Any]) -> bool:
+    """Of an error of JetStream's API, whose codes are HTTP's: the server will answer the same again."""
+    return 400 <= int(error.get("code", 500)) < 500
+
+
 def stream_state(connection: Connection, stream: str, *, with_deleted: bool = False) -> StreamState | None:
     """None: there is no such stream."""
 
@@ -266,7 +271,8 @@ def stream_state(connection: Connection, stream: str, *, with_deleted: bool = Fa
     if "error" in answer:
         if answer["error"].get("code") == 404:
             return None
-        raise NotDone(f"the NATS server does not describe stream {stream}: {answer['error']}", url=connection.url)
+        kind = Refused if is_refusal(answer["error"]) else NotDone
+        raise kind(f"the NATS server does not describe stream {stream}: {answer['error']}", url=connection.url)
     state = answer["state"]
     # An empty stream has no first message: the next message becomes the first.
     end = int(state["last_seq"]) + 1

@@ -18,8 +18,8 @@ import msgspec
 from cutline.base import records
 from cutline.base.retry import Retry
 from cutline.connectors.log_sink import ledger_of, with_published
-from cutline.connectors.nats.client import Connection, import_nats
-from cutline.errors import NotDone, SinkError
+from cutline.connectors.nats.client import Connection, import_nats, is_refusal
+from cutline.errors import NotDone, Refused, SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
 from cutline.model.validation import Problem, of_numbers
 from cutline.protocol.publish.sink_ledger import SinkLedger, fenced
@@ -231,4 +231,5 @@ def write(
         return int(answer["seq"])
     if problem.get("err_code") == _WRONG_LAST_SEQUENCE:
         return None
-    raise NotDone(f"the NATS server refuses the rows: {problem.get('description')}", stream=stream)
+    kind = Refused if is_refusal(problem) else NotDone
+    raise kind(f"the NATS server refuses the rows: {problem.get('description')}", stream=stream)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cutline.base.retry import Retry
-from cutline.errors import NotDone, OutcomeUnknown, SinkError
+from cutline.errors import NotDone, OutcomeUnknown, Refused, SinkError
 
 if TYPE_CHECKING:
     import psycopg
@@ -32,6 +33,11 @@ _LOCK_TIMEOUT_MS = 30_000
 
 #: Retries of a step that conflicts with another session or loses the connection, before it raises.
 _TRANSACTIONS = Retry(limit=5)
+#: What a server says that runs and does not accept the connection, now or later.
+_REFUSED = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry|permission denied for database"
+    r"|(?:role|database) \".*\" does not exist|is not permitted to log in"
+)
 #: Class of the errors that say "a conflict rolled the transaction back, retry".
 _ROLLED_BACK = "40"
 
@@ -110,8 +116,9 @@ class Address:
         except psycopg.Error as error:
             if connection is not None:
                 connection.close()
-            raise NotDone(
-                f"PostgreSQL cannot be reached: {self.describe(error)}",
+            raise unreachable(
+                error,
+                self,
                 next_step="check that the server runs and accepts this user; Cutline retries",
                 database=self,
             ) from None
@@ -125,6 +132,14 @@ class Address:
             if secret:
                 text = text.replace(secret, "***")
         return text
+
+
+def unreachable(error: BaseException, address: Address, *, next_step: str, **where: object) -> NotDone:
+    """No connection can be made; of a refused one libpq tells the text only."""
+    if _REFUSED.search(str(error)):
+        next_step = "correct the address, the user or the password, or let the server accept them"
+        return Refused(f"PostgreSQL refuses the connection: {address.describe(error)}", next_step=next_step, **where)
+    return NotDone(f"PostgreSQL cannot be reached: {address.describe(error)}", next_step=next_step, **where)
 
 
 class Session:

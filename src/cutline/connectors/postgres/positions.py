@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from cutline.base.redaction import address_without_secrets
-from cutline.connectors.postgres.connection import Address, connection_parameters
+from cutline.connectors.postgres.connection import Address, connection_parameters, unreachable
 from cutline.connectors.source_options import SourcePosition, convert, parse
-from cutline.errors import ConfigError, LostInputError, NotDone, SinkError
+from cutline.errors import ConfigError, LostInputError, SinkError
 from cutline.ports.inspection import FileProblem, SourceReport
 
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ def connect(url: str) -> Connection:
     try:
         made: Connection = postgres.connect(url, autocommit=True, connect_timeout=10)
     except postgres.OperationalError as error:
-        raise NotDone(
-            f"PostgreSQL cannot be reached: {Address(url).describe(error)}",
+        raise unreachable(
+            error,
+            Address(url),
             next_step="check that it runs and is reachable from here, then retry",
             url=address_without_secrets(url),
         ) from None

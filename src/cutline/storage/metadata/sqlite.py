@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from cutline.base.storage_errors import storage_error
 from cutline.errors import FencedError, InvariantViolation, NotDone, UnknownFormatError
 from cutline.model.cut import BarrierTerms
 from cutline.model.history import Identity
@@ -254,7 +255,10 @@ def _explained() -> Iterator[None]:
         why = _AWAY.get(error.sqlite_errorcode & 0xFF)
         if why is None:
             raise
-        raise NotDone(f"{why}: {error}", store="coordinator.sqlite") from error
+        known = storage_error(error)
+        raise NotDone(
+            f"{why}: {error}", next_step=known.next_step if known is not None else "", store="coordinator.sqlite"
+        ) from error
 
 
 def forget_seen(path: Path, sink: SinkId) -> None:

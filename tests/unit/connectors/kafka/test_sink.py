@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutline.connectors.kafka.client import Bounds, bounds_of, client_config, consumer
-from cutline.errors import ConfigError, FencedError, NotDone, OutcomeUnknown, SinkError
+from cutline.connectors.kafka.client import Bounds, bounds_of, client_config, consumer, failure_kind, import_kafka
+from cutline.errors import ConfigError, FencedError, NotDone, OutcomeUnknown, Refused, SinkError
 from cutline.model.ids import Epoch
 from cutline.sinks import Kafka
 from cutline.testing.conformance.sinks import SIMPLE, Case, SinkBehaviour, rows
@@ -176,3 +176,10 @@ def test_addresses_of_brokers_hold_no_secret(password: str) -> None:
     with pytest.raises(ConfigError) as refused:
         client_config(servers)
     assert "hun" not in str(refused.value)
+
+
+def test_a_broker_that_does_not_accept_the_user_refuses_and_one_that_is_away_does_not() -> None:
+    known = import_kafka()
+    assert failure_kind(known.KafkaException(known.KafkaError(known.KafkaError.TOPIC_AUTHORIZATION_FAILED))) is Refused
+    assert failure_kind(known.KafkaException(known.KafkaError(known.KafkaError._TRANSPORT))) is NotDone
+    assert failure_kind(OSError()) is NotDone

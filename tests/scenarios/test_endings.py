@@ -105,3 +105,10 @@ def test_a_flow_that_cannot_continue_stays_by_option(tmp_path: Path, poison: thr
     with pytest.raises(FlowFailedError, match="the key is null"):
         flow.run.await_termination(0)
     assert msgspec.json.decode(flow.layout.status.read_bytes(), type=FlowStatus).state == "failed"
+
+
+def test_the_status_of_a_failed_flow_shows_no_secret(tmp_path: Path) -> None:
+    flow = SparklessFlow(tmp_path)
+    flow.run.fail(ValueError("no answer from postgresql://bob:hunter2@db/x"))
+    assert flow.run._lifecycle.ended.wait(LONG_SECONDS)
+    assert flow.run.status().failure == "no answer from postgresql://***@db/x"

@@ -128,7 +128,11 @@ class FolderStore:
 
     def _file(self, path: str) -> Path:
         """The file of an object. Objects are plain files in plain folders: a link would lead out of the store."""
-        if link_on(self._root, checked(path)) is not None:
+        try:
+            is_linked = link_on(self._root, checked(path)) is not None
+        except OSError as error:
+            raise _kind(error)("the path cannot be followed", store=self.url, path=path, why=error.strerror) from error
+        if is_linked:
             raise Refused("the path of an object leads through a symbolic link", store=self.url, path=path)
         return self._root / path
 

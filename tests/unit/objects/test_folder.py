@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.errors import MissingObject, NotDone, OutcomeUnknown
+from cutline.errors import MissingObject, NotDone, OutcomeUnknown, Refused
 from cutline.objects import open_store
 
 
@@ -132,3 +133,19 @@ def test_links_and_pipes_are_no_objects(tmp_path: Path) -> None:
             store.replace(path, b"owned")
     assert (outside / "secret").read_bytes() == b"secret"
     assert not (tmp_path / "target").exists()
+
+
+def test_a_name_that_no_file_system_takes_is_refused_and_a_lost_disk_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path.as_uri())
+    with pytest.raises(Refused):
+        store.create("x" * 300, b"")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(NotDone) as caught:
+        store.create("x", b"")
+    assert caught.value.may_pass

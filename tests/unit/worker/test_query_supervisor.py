@@ -155,6 +155,13 @@ def test_a_query_that_never_finishes_a_batch_is_given_up_with_the_root_cause_fir
     assert failing.supervisor.problem == "ValueError: no key (shop.py, line 3, in keyed)"
 
 
+def test_no_secret_of_an_error_is_shown() -> None:
+    failing = Failing(*[TRACE.replace("no key", "no answer from postgresql://bob:hunter2@db/x")] * 9)
+    failing.run()
+    assert failing.supervisor.problem.startswith("ValueError: no answer from postgresql://***@db/x")
+    assert "hunter2" not in str(failing.given_up[0])
+
+
 def test_a_query_that_lacks_room_is_restarted_as_often_as_needed_and_says_so() -> None:
     failing = Failing(*[FULL] * 9)
     failing.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from cutline.base import durable
+from cutline.channels.entry_files import generation_dir
 from cutline.errors import StorageError
 from cutline.model.ids import OperatorId
 from cutline.model.status import FlowStatus
+from cutline.testing.twins.engine import IdleQuery, MemoryEngine
 from cutline.worker.backpressure import StopAtBoundary
 from tests.support.running import assert_each_once, running
 from tests.support.small_disk import SmallDisk, small_disk
@@ -141,3 +145,58 @@ def test_a_first_start_on_a_full_disk_is_refused_in_a_few_lines(disk: SmallDisk)
     disk.fill()
     with pytest.raises(StorageError, match=r"full|no room|cannot be used"):
         SparklessFlow(disk.folder)
+
+
+def test_a_barrier_waits_for_a_batch_that_is_on_disk_and_not_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would find its position taken, as if another process ran the flow."""
+    with running(tmp_path) as flow:
+        flow.emit(1)
+        service, sync, is_full = flow.operators[NUMBERS], durable.fsync_dir, threading.Event()
+        folder = generation_dir(service.channel.folder, service.channel.lineage.generation)
+
+        def fsync_dir(path: Path) -> None:
+            if path == folder and is_full.is_set():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            sync(path)
+
+        is_full.set()
+        monkeypatch.setattr(durable, "fsync_dir", fsync_dir)
+        batch = threading.Thread(target=flow.step, args=(NUMBERS,))
+        batch.start()
+        flow.wait(lambda: flow.run.status().state == "waiting")
+        future = flow.request()
+        flow.wait(lambda: bool(service._todo))
+        is_full.clear()
+        batch.join(20)
+        flow.wait(lambda: future.done() or (not flow.step(TOTALS) and future.done()))
+        assert future.result(0) == 1
+        flow.emit(1)
+        flow.drain()
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 3
+
+
+def test_a_query_is_held_back_until_its_gates_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_full, started, set_gate = threading.Event(), list[str](), MemoryEngine.set_gate
+
+    def gate(*args: Any) -> None:
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        set_gate(*args)
+
+    def start(engine: MemoryEngine, operator: OperatorId, *_: Any) -> IdleQuery:
+        started.append(operator)
+        return IdleQuery()
+
+    monkeypatch.setattr(MemoryEngine, "set_gate", gate)
+    monkeypatch.setattr(MemoryEngine, "start", start)
+    is_full.set()
+    with running(tmp_path) as flow:
+        assert started == [NUMBERS]
+        assert flow.run.status().state == "waiting"
+        is_full.clear()
+        flow.wait(lambda: started == [NUMBERS, TOTALS])
+        flow.emit(1)
+        flow.wait(lambda: flow.run.status().state == "running")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 from functools import partial
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 
 from cutline.channels.log import ChannelLog
-from cutline.errors import CutlineError, FencedError, FlowFailedError, RecoveryError, StorageError
+from cutline.errors import CutlineError, FencedError, FlowFailedError, NotDone, RecoveryError, StorageError
 from cutline.model.checkpoint import Manifest, Tombstone
 from cutline.model.ids import Epoch, Position
 from cutline.protocol.messages.coordinator import ReleaseEpochs
 from cutline.protocol.messages.wire import ConsumptionNoted
 from cutline.recovery import region
+from cutline.recovery.enter import enter
 from cutline.transport.in_process import Address, Content, InProcessRouter
 from cutline.worker.operator import OperatorService
 from tests.support.killing import is_killed_at
@@ -427,3 +429,43 @@ def test_a_process_that_was_replaced_collects_nothing(tmp_path: Path) -> None:
         for operator in manifest.operators:
             assert flow.checkpoints.damage(flow.checkpoints.load_record(manifest, operator)) == []
     old.stop()
+
+
+def test_tries_to_restore_a_region_on_a_full_disk_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        flow.checkpoint()
+        flow.emit(1)
+        folder, left = flow.layout.spark_dirs / TOTALS, list[int]()
+
+        def full(*_: Any, **__: Any) -> Any:
+            left.append(len(list(folder.iterdir())))
+            if len(left) == 3:
+                monkeypatch.setattr(region, "enter", enter)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(region, "enter", full)
+        flow.fail(TOTALS)
+        assert left == [2, 2, 2], "the one it ran in, and the one of this try"
+        assert len(list(folder.iterdir())) == 1
+        assert flow.run._lifecycle.failure is None
+
+
+def test_a_region_that_is_restored_goes_on_although_that_cannot_be_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise NotDone("no room", store="coordinator.sqlite")
+
+    def unreadable(*_: Any) -> None:
+        raise PermissionError("spark")
+
+    with running(tmp_path) as flow:
+        flow.emit(2)
+        flow.checkpoint()
+        monkeypatch.setattr(flow.metadata, "count_recovery", full)
+        monkeypatch.setattr(region, "collect_spark_dirs", unreadable)
+        flow.fail(TOTALS)
+        assert flow.run._lifecycle.failure is None

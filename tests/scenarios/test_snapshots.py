@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cutline.base import durable
 from cutline.config.options import OperatorOptions, build_options
 from cutline.errors import FencedError
 from cutline.model.checkpoint import OperatorRecord
@@ -73,7 +75,7 @@ class Desk:
             on_fatal=self.fatal.put,
             check_fence=lambda: None,
         )
-        self.snapshotter = Snapshotter(spec, start, ports, outbox, on_committed=lambda _: None)
+        self.snapshotter = Snapshotter(spec, start, ports, outbox, on_committed=lambda _: None, on_fatal=self.fatal.put)
         self.sink_commits = SinkCommits(spec, ports, outbox=outbox, on_fatal=self.fatal.put)
         self.snapshotter.start()
         self.sink_commits.start()
@@ -215,6 +217,25 @@ def test_a_sink_that_cannot_prepare_fails_the_snapshot_and_not_the_thread(flow: 
     assert "schema has changed" in failed.reason
     desk.cut(2)
     assert desk.acked().ack.epoch == 2
+
+
+@pytest.mark.parametrize(("number", "is_fatal"), [(errno.EIO, True), (errno.EROFS, True), (errno.ENOSPC, False)])
+def test_a_disk_that_fails_ends_the_flow_and_a_full_one_only_the_snapshot(
+    flow: StoredFlow, desk: Desk, monkeypatch: pytest.MonkeyPatch, number: int, is_fatal: bool
+) -> None:
+    """After it a later sync may succeed without what the disk has lost."""
+    flow.run_all()
+    syncs: list[Path] = []
+
+    def fails(path: Path) -> None:
+        syncs.append(path)
+        raise OSError(number, "it fails")
+
+    monkeypatch.setattr(durable, "fsync_file", fails)
+    desk.cut(1)
+    assert isinstance(desk.next(), SnapshotFailed)
+    assert desk.fatal.empty() is not is_fatal
+    assert len(syncs) == 1
 
 
 def test_an_epoch_that_ends_while_its_snapshot_waits_is_left_alone(flow: StoredFlow, desk: Desk) -> None:

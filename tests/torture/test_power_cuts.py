@@ -60,6 +60,10 @@ AFTER_TROUBLE = {
 ELSEWHERE = {
     (
         CHECKPOINTS,
+        "LocalCheckpointStore.store_tombstone",
+    ): "test_a_tombstone_that_a_dead_process_left_is_synced_before_anything_rests_on_it",
+    (
+        CHECKPOINTS,
         "LocalCheckpointStore.store_manifest",
     ): "test_a_manifest_that_a_dead_process_left_is_synced_before_anything_rests_on_it",
     ("savepoints/set_aside.py", "finish"): "test_nothing_is_removed_before_the_move_is_durable",

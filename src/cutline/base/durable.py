@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _TEMP_PREFIX = ".tmp-"
+#: A parent that answers so cannot be synced, or not by us: it was there before the flow. A disk that fails says EIO.
+_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS}
 
 
 def is_temporary(name: str) -> bool:
@@ -43,14 +46,20 @@ def fsync_file(path: Path) -> None:
 def settle_dir(path: Path, *, depth: int = 0) -> None:
     """``make_dir``, and make the names of folders durable that a process may have made and not synced before it died.
 
-    These are the folder itself, its parents as far as they can be read, and folders in it down to a depth.
+    These are the folder itself, its parents on the same file system as far as they can be synced, and folders in it
+    down to a depth.
     """
     make_dir(path)
+    device = path.stat().st_dev
     for parent in path.absolute().parents:
         try:
+            if parent.stat().st_dev != device:
+                break  # the name of a mount point
             fsync_dir(parent)
-        except PermissionError:
-            break  # not made by us
+        except OSError as error:
+            if error.errno not in _NOT_OURS:
+                raise
+            break
     _settle_inside(path, depth)
 
 

@@ -5,6 +5,7 @@ The flow waits for them and continues by itself; its status says what it waits f
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ _STORE_TEXT = re.compile(r"^[ |]*cutline\.errors\.(?:NotDone|OutcomeUnknown): (.
 
 #: The resource of an outage for lack of room.
 DISK = "the disk"
+#: After these it is unknown what of earlier writes the disk holds, synced or not: only a start from the logs is safe.
+_DISK_FAILED = {errno.EIO, errno.EROFS}
 
 _BACKOFF = Backoff(first_s=0.25, limit_s=10.0)
 
@@ -74,6 +77,11 @@ def outage_of(error: BaseException) -> Outage | None:
             names = (str(one.where[key]) for key in ("store", "database", "url") if key in one.where)
             return Outage(without_secrets(next(names, "a store")), without_secrets(one.what))
     return None
+
+
+def is_disk_failure(error: BaseException) -> bool:
+    """Whether an error leaves in doubt what the disk holds: the process must not go on with what it remembers."""
+    return any(isinstance(one, OSError) and one.errno in _DISK_FAILED for one in _chain(error))
 
 
 def outage_in(text: str) -> Outage | None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from cutline.errors import StorageError
 
-#: A write that failed so had no effect. After other I/O errors (EIO, a file system that became read-only) it is unknown
-#: what of earlier writes the disk holds: only a start from the logs is safe.
+#: A write or sync that failed so is repeated from the content in memory. The failed file is never synced again: a file
+#: system that finds room only when it syncs may have dropped the content, and the next sync would succeed without it.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 _FULL = "the file system is full", "make room, then run it again; nothing that was complete is lost"

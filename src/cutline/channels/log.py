@@ -58,8 +58,12 @@ class ChannelLog:
         #: Entries below were not read when the log was opened, and may still be needed.
         self._opened_from = START
         self.segments = SegmentStore.of(folder)
-        #: Entries that a power cut could lose, oldest first.
-        self._unsynced: list[Path] = []
+        #: Files and contents of entries that a power cut could lose, oldest first.
+        self._unsynced: list[tuple[Path, bytes]] = []
+        #: One thread syncs at a time: after an error, another thread's sync of the same file would succeed wrongly.
+        self._syncing = threading.Lock()
+        #: A sync of unsynced entries has failed: the disk may have dropped what was written, so it is written again.
+        self._is_doubtful = False
         #: The file and content of an append that failed: it may exist nevertheless.
         self._tried: tuple[Path, bytes] | None = None
         self._lock = threading.Lock()
@@ -128,14 +132,15 @@ class ChannelLog:
             )
         return entry
 
-    def _left_unsynced(self) -> list[Path]:
+    def _left_unsynced(self) -> list[tuple[Path, bytes]]:
         """What a process that died may have left visible but not durable: the newest batch, and the barriers after it.
 
         Older entries are synced: each data entry is written after all those before it are.
         """
-        left: list[Path] = []
+        left: list[tuple[Path, bytes]] = []
         for entry in reversed(self._entries):
-            left.append(self._path_of(entry))
+            path = self._path_of(entry)
+            left.append((path, path.read_bytes()))
             if isinstance(entry, DataEntry):
                 break
         return left[::-1]
@@ -283,10 +288,10 @@ class ChannelLog:
             gap = self._gap_before(entry)
         if gap:
             raise InvariantViolation(gap, channel=self.operator)
-        path = codec.entry_path(self.folder, entry.generation, entry.seq)
+        path, content = codec.entry_path(self.folder, entry.generation, entry.seq), codec.encode(entry)
         if isinstance(entry, DataEntry):
             self.sync_barriers()
-        if not self._create(path, codec.encode(entry), sync=isinstance(entry, DataEntry)):
+        if not self._create(path, content, sync=isinstance(entry, DataEntry)):
             raise FencedError(
                 "another process has written to this channel in this generation",
                 next_step="stop this process: another one runs the flow",
@@ -294,18 +299,20 @@ class ChannelLog:
                 generation=entry.generation,
             )
         if isinstance(entry, BarrierEntry):
-            self._unsynced.append(path)
+            self._unsynced.append((path, content))
         self.accept_followed(entry)
 
     def _create(self, path: Path, content: bytes, *, sync: bool) -> bool:
         """Whether the entry's file is this writer's, now or by an earlier attempt that failed after creating it."""
-        was_tried, self._tried = self._tried == (path, content), (path, content)
+        tried = self._tried
+        if tried is not None and tried != (path, content) and _holds(*tried):
+            raise InvariantViolation("another entry of this writer is on disk, unfinished", channel=self.operator)
+        self._tried = (path, content)
         if not durable.create(path, content, sync=sync):
-            if not was_tried or path.read_bytes() != content:
+            if tried != (path, content) or not _holds(path, content):
                 return False
             if sync:
-                durable.fsync_file(path)
-                durable.fsync_dir(path.parent)
+                durable.replace(path, content)  # whose first sync has failed
         self._tried = None
         return True
 
@@ -322,14 +329,29 @@ class ChannelLog:
 
         Also called before a data entry is written: an entry is durable only if all earlier entries are.
         """
-        # Copied: another thread may sync the same barriers, and the list may grow meanwhile.
-        for path in list(self._unsynced):
+        with self._syncing:
+            left = list(self._unsynced)  # the writer may add to it meanwhile
+            for path, content in left:
+                if self._is_doubtful:
+                    self._write_again(path, content)
+                else:
+                    self._sync(path)
+            self._is_doubtful = False
+            del self._unsynced[: len(left)]
+
+    def _sync(self, path: Path) -> None:
+        try:
             with contextlib.suppress(FileNotFoundError):  # truncated
                 durable.fsync_file(path)
                 durable.fsync_dir(path.parent)
-            # Two threads may sync the same barrier; it is removed from the list only after that.
-            with contextlib.suppress(ValueError):
-                self._unsynced.remove(path)
+        except OSError:
+            self._is_doubtful = True
+            raise
+
+    def _write_again(self, path: Path, content: bytes) -> None:
+        with self._deletion:  # a truncated entry stays deleted
+            if path.exists():
+                durable.replace(path, content)
 
     def fork(self, generation: Generation) -> None:
         """Continue in another generation, at the end: later entries of the generation before are not visible."""
@@ -416,6 +438,13 @@ class ChannelLog:
             path.unlink(missing_ok=True)
         referenced.update(path.name for path in held if path.parent == codec.data_dir(self.folder))
         return len(doomed) + (self.segments.collect(referenced) if self.is_whole else 0)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except FileNotFoundError:
+        return False
 
 
 def _kind(found: Entry | DamagedRecordError) -> Found:

@@ -5,6 +5,8 @@ The region is restored to the newest complete epoch, in a generation of its own 
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +18,7 @@ from cutline.base.outages import Outages, outage_of
 from cutline.base.redaction import without_secrets
 from cutline.channels.log import ChannelLog
 from cutline.coordinator.loop import CoordinatorService
-from cutline.errors import CutlineError, FlowFailedError, RecoveryError
+from cutline.errors import CutlineError, FlowFailedError, RecoveryError, StoreError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord, LostInput
 from cutline.model.graph import FlowGraph
@@ -223,15 +225,17 @@ class RegionRecovery:
         while (entered := self._entered_region(facts, failed)) is None:
             pass
         plan, generation = entered
+        self._metrics.input_lost(plan.lost_input)
+        self.lost_input += plan.lost_input
         self._parts.start(region, self._coordinator, generation, self._completed(plan))
-        collect_spark_dirs(self._flow.layout, dict.fromkeys(region, generation))
-        self._flow.metadata.count_recovery(plan.path)
+        self._collect_left(region, generation)
+        self._count(plan.path)
         self._metrics.recovered(plan.path, time.monotonic() - begun)
         log.warning("region_restored", flow=self._name, operator=failed, path=plan.path)
 
     def _entered_region(self, facts: RegionFacts, failed: OperatorId) -> tuple[RestorePlan, Generation] | None:
         """Build the region in a new generation and enter it. None: after a pause, because a resource is away."""
-        part = f"restore of {failed}"
+        part, generation = f"restore of {failed}", None
         try:
             with self._parts.collection_at_rest:  # an entry deleted while a log is read would look like damage
                 generation = self._flow.metadata.advance_generation()
@@ -241,12 +245,37 @@ class RegionRecovery:
                     raise RecoveryError("the flow was stopped meanwhile", flow=self._name)
                 self._enter(plan, channels, generation, failed)
         except Exception as error:
-            if (outage := outage_of(error)) is None or self._is_stopped.wait(self._outages.failed(part, outage)):
+            if (outage := outage_of(error)) is None:
+                self._outages.ended(part)
+                raise
+            if generation is not None:
+                self._remove_try(region_to_stop(self._definition, failed), generation)
+            if self._is_stopped.wait(self._outages.failed(part, outage)):
                 self._outages.ended(part)
                 raise
             return None
         self._outages.over(part)
         return plan, generation
+
+    def _remove_try(self, region: frozenset[OperatorId], generation: Generation) -> None:
+        """Every try builds directories of its own; on a full disk they would take the room that someone makes."""
+        with contextlib.suppress(OSError, CutlineError):  # the next success, or the next start, deletes them
+            if all(record.generation != generation for record in self._flow.generations.load_all()):
+                for name in region:
+                    shutil.rmtree(self._flow.layout.spark_checkpoint_dir(name, generation), ignore_errors=True)
+
+    def _collect_left(self, region: frozenset[OperatorId], generation: Generation) -> None:
+        try:
+            collect_spark_dirs(self._flow.layout, dict.fromkeys(region, generation))
+        except OSError:  # the next start deletes them
+            log.warning("spark_dirs_left", flow=self._name, exc_info=True)
+
+    def _count(self, path: str) -> None:
+        """A figure that cannot be stored is no reason to end a flow that runs again."""
+        try:
+            self._flow.metadata.count_recovery(path)
+        except StoreError as error:
+            log.warning("recovery_not_counted", flow=self._name, path=path, error=error.what)
 
     def _facts(self, service: OperatorService, error: FlowFailedError) -> RegionFacts:
         failed = service.operator
@@ -349,8 +378,6 @@ class RegionRecovery:
         )
         enter(plan, entry, self._flow, scope=failed)
         parts.spark_dirs.update(spark_dirs)
-        self._metrics.input_lost(plan.lost_input)
-        self.lost_input += plan.lost_input
         self._flow.metadata.check_fence()
         for name in plan.alone:
             parts.channels[name].fork(generation)

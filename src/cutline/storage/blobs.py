@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -45,6 +46,8 @@ class BlobStore:
         self._drop_later: list[str] | None = None
         #: Stored by this process and known to survive a power cut.
         self._synced: set[str] = set()
+        #: Content whose sync has failed: the disk may have dropped it, from the blob and from the file it links to.
+        self._doubtful: set[str] = set()
         self._lock = threading.Lock()
         if not is_reader:
             self._prepare_folders()
@@ -75,6 +78,8 @@ class BlobStore:
 
     def _link(self, held: Path, digest: str) -> bool:
         target = self._layout.blob(digest)
+        if digest in self._doubtful:
+            return self._write_again(held, target, digest)
         with contextlib.suppress(FileNotFoundError):
             # The same content in another file can repair a blob that the disk has damaged.
             if target.samefile(held) or (target.stat().st_size == held.stat().st_size and sha256_of(target) == digest):
@@ -98,10 +103,26 @@ class BlobStore:
         with self._lock:
             if digest in self._synced:
                 return
-        durable.fsync_file(target)
-        durable.fsync_dir(target.parent)
+        try:
+            durable.fsync_file(target)
+            durable.fsync_dir(target.parent)
+        except OSError:
+            with self._lock:
+                self._doubtful.add(digest)
+            raise
         with self._lock:
             self._synced.add(digest)
+
+    def _write_again(self, held: Path, target: Path, digest: str) -> bool:
+        """Another sync of the same file could succeed without its content. The blob there stays until this is whole."""
+        is_new, content = not target.exists(), held.read_bytes()
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise OSError(errno.EIO, "content was lost when the disk could not sync it", str(held))
+        durable.replace(target, content)
+        with self._lock:
+            self._synced.add(digest)
+            self._doubtful.discard(digest)
+        return is_new
 
     def add_references(self, digests: Iterable[str]) -> None:
         """Keep this content until ``drop_references``."""
@@ -200,7 +221,10 @@ class BlobStore:
                     self._synced.discard(digest)
                     self._layout.blob(digest).unlink(missing_ok=True)
                     gone.add(digest)
+        count = len(gone)
         with self._lock:
-            # Inode numbers are reused once a file is gone: the hash of a deleted file must not be remembered.
+            # Inode numbers are reused once a file is gone: the hash of a deleted file must not be remembered. That of a
+            # doubtful one must: by it one sees whether Spark's file still has its content.
+            gone -= self._doubtful
             self._known = {identity: digest for identity, digest in self._known.items() if digest not in gone}
-        return len(gone)
+        return count

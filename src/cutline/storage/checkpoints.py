@@ -123,6 +123,7 @@ class LocalCheckpointStore:
             durable.make_dir(path.parent)
             if durable.create(path, records.encode(_TOMBSTONE, tombstone)):
                 return tombstone
+        durable.fsync_dir(path.parent)  # its creator may have died, or not have come that far
         try:
             return _load_verdict(path)
         except DamagedRecordError:

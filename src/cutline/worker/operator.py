@@ -89,6 +89,10 @@ class OperatorService:
         self._todo: deque[AgentEvent | AgentAction] = deque()
         #: When to try again what could not be done; None: nothing waits for a resource.
         self._retry_ms: int | None = None
+        #: Why it could not be done.
+        self._problem: OSError | None = None
+        #: The entry of a batch that waits may be on disk: nothing may take its position, so the agent is told nothing.
+        self._is_appending = False
         #: Another service has replaced this one: nothing that its query still does has an effect.
         self._is_abandoned = False
         #: Where the first batch begins to read each input, if not at the beginning.
@@ -119,7 +123,9 @@ class OperatorService:
             on_credit=self.batches.credit_changed,
         )
         self.replay = LogReplay(spec, start, ports, self._outbox)
-        self.snapshotter = Snapshotter(spec, start, ports, self._outbox, on_committed=self.replay.committed)
+        self.snapshotter = Snapshotter(
+            spec, start, ports, self._outbox, on_committed=self.replay.committed, on_fatal=self._on_fatal
+        )
         self.sink_commits = SinkCommits(spec, ports, outbox=self._outbox, on_fatal=self._on_fatal)
         self._log_release = LogRelease(
             self.channel, start.generation, check_fence=ports.check_fence, outbox=self._outbox
@@ -236,7 +242,7 @@ class OperatorService:
         with self._lock:
             if not self._is_abandoned:  # otherwise none of them does anything when its time has come
                 agent_ms = self._agent.next_deadline_ms() if self._retry_ms is None else self._retry_ms
-                deadlines += [agent_ms, self._credit_messages.next_deadline_ms()]
+                deadlines += [None if self._is_appending else agent_ms, self._credit_messages.next_deadline_ms()]
         first = min((deadline for deadline in deadlines if deadline is not None), default=None)
         return None if first is None else max(first - now_ms(), 0) / 1000
 
@@ -276,6 +282,12 @@ class OperatorService:
 
     # ------------------------------------------------------------------ batches
 
+    def check_ready(self) -> None:
+        """Raises the error because of which the query's gates may not be written; its own thread tries again."""
+        with self._lock:
+            if self._problem is not None and self._todo and not self._is_appending:
+                raise self._problem
+
     def handle_batch(self, batch: StreamingBatch) -> None:
         """Called by the engine between planning and committing a batch, on the query's own thread."""
         if self._is_abandoned:
@@ -307,7 +319,7 @@ class OperatorService:
                 raise StopAtBoundary
             try:
                 self._go_on()
-                if self._todo:
+                if self._todo and not self._is_appending:
                     return False  # a barrier that belongs before this batch
                 # Before the entry exists: afterwards a re-run would treat the batch as done.
                 self._agent.check(event)
@@ -321,11 +333,12 @@ class OperatorService:
                     positions=dict(finished.positions),
                     plan=plan,
                 )
-                if not self._is_done(lambda: self.channel.append(entry)):
+                self._is_appending = not self._is_done(lambda: self.channel.append(entry))
+                if self._is_appending:
                     return False
                 crashpoint("after-append", self.operator)
                 self.sink_commits.publish_immediately(finished.staged)
-                self._todo.append(event)
+                self._todo.appendleft(event)  # what came while the batch waited comes after it
                 self._go_on()
             except BaseException as error:
                 # The agent's decision was not performed. Only a start from the logs makes the two agree again.
@@ -343,7 +356,7 @@ class OperatorService:
 
         While a resource is away, the rest waits: a barrier directly follows the batch at which the agent has cut.
         """
-        if self._retry_ms is not None and now_ms() < self._retry_ms:
+        if self._is_appending or (self._retry_ms is not None and now_ms() < self._retry_ms):
             return
         while self._todo:
             first = self._todo[0]
@@ -365,9 +378,10 @@ class OperatorService:
             if outage is None:
                 raise
             self._retry_ms = now_ms() + round(self._ports.outages.failed(self._part, outage) * 1000)
+            self._problem = error
             return False
         if self._retry_ms is not None:
-            self._retry_ms = None
+            self._retry_ms = self._problem = None
             self._ports.outages.over(self._part)
         return True
 

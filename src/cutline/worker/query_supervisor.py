@@ -85,19 +85,21 @@ class Supervisor:
         return self._service.batches_total + self._service.replay.repeated_total
 
     def start(self) -> None:
-        self._start_query()
+        """If a resource is away, the query is started when it is back."""
+        self._restart_query()
         self._thread.start()
 
     def _start_query(self) -> None:
         with self._lock:
             if not self._stopping.is_set():
+                self._service.check_ready()
                 self._service.replay.prepare_query()
                 self._query = self._engine.start(
                     self._service.operator, self._service.spark_checkpoint_dir, self._service.handle_batch
                 )
 
     def _restart_query(self) -> None:
-        """Start the query again. If a resource is away, the next look finds that it does not run, and why."""
+        """Start the query, perhaps again. If a resource is away, the next look finds that it does not run, and why."""
         self._start_error, self._start_outage = "", None
         try:
             self._start_query()
@@ -125,7 +127,7 @@ class Supervisor:
         try:
             while not self._stopping.wait(_LOOK_SECONDS):
                 query = self._query
-                if query is None or query.is_active():
+                if not self._start_error and (query is None or query.is_active()):
                     self._note_progress()
                     self._look_at(query)
                 elif not self._restart(query):
@@ -152,9 +154,11 @@ class Supervisor:
         if self._counted.has_ended_outage(self._finished()):
             self._service.outages.over(self._part)
 
-    def _restart(self, query: Query) -> bool:
+    def _restart(self, query: Query | None) -> bool:
         """Restart the ended query; False if it is not restarted."""
-        error = self._start_error or query.failure() or "the query ended without an error"
+        error = (
+            self._start_error or (query.failure() if query is not None else "") or "the query ended without an error"
+        )
         if self._stopping.is_set():
             return False
         replay = self._service.replay

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
-from cutline.base.outages import outage_of
+from cutline.base.outages import is_disk_failure, outage_of
 from cutline.errors import CutlineError, InvariantViolation
 from cutline.model.checkpoint import OperatorRecord, SinkRecord, SubtaskRecord
 from cutline.model.cut import CutPoint, InFlight, OperatorAck, SubtaskAck, Timings
@@ -51,6 +51,7 @@ class Snapshotter:
         outbox: Outbox,
         *,
         on_committed: Callable[[BatchId], None],
+        on_fatal: Callable[[BaseException], None],
     ) -> None:
         """``on_committed`` is called with each batch of a cut once Spark has committed it."""
         self._flow = spec.flow
@@ -64,6 +65,7 @@ class Snapshotter:
         self._checkpoints = ports.checkpoints
         self._outbox = outbox
         self._on_committed = on_committed
+        self._on_fatal = on_fatal
         self._outages = ports.outages
         #: Its name among the parts of a flow that wait for a resource.
         self._part = f"snapshots of {spec.operator}"
@@ -136,7 +138,9 @@ class Snapshotter:
                 return
             answer: OperatorAcked | SnapshotFailed = OperatorAcked(ack=acknowledgement(stored))
         except Exception as error:  # a sink may raise anything in ``prepare``; the coordinator aborts the epoch
-            if (outage := outage_of(error)) is not None:
+            if is_disk_failure(error):
+                self._on_fatal(error)  # a later snapshot could succeed without what the disk has lost
+            elif (outage := outage_of(error)) is not None:
                 self._outages.failed(self._part, outage, is_timed=False)
             reason = str(error) if isinstance(error, CutlineError) else f"{type(error).__name__}: {error}"
             log.warning("snapshot_failed", operator=self._operator, epoch=epoch, exc_info=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cutline.base import durable
+from tests.support.small_disk import small_disk
 
 
 def names(folder: Path) -> list[str]:
@@ -185,3 +187,45 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(OSError, match="No space left"):
             write(tmp_path / "record", b"content")
     assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------- parents
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EROFS, errno.EACCES])
+def test_a_parent_that_cannot_be_synced_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    (tmp_path / "storage").mkdir()
+    synced = unsyncable(tmp_path, monkeypatch, number)
+    durable.settle_dir(tmp_path / "storage" / "flow", depth=1)
+    assert tmp_path / "storage" in synced
+    assert tmp_path.parent not in synced
+
+
+def test_a_parent_whose_disk_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "storage").mkdir()
+    unsyncable(tmp_path, monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="it fails"):
+        durable.settle_dir(tmp_path / "storage" / "flow")
+
+
+def unsyncable(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> list[Path]:
+    synced: list[Path] = []
+
+    def fsync_dir(path: Path) -> None:
+        if path == folder:
+            raise OSError(number, "it fails")
+        synced.append(path)
+
+    monkeypatch.setattr(durable, "fsync_dir", fsync_dir)
+    return synced
+
+
+def test_the_name_of_a_mount_point_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    with small_disk(tmp_path / "disk", 1_000) as disk:
+        monkeypatch.setattr(durable, "fsync_dir", synced.append)
+        durable.settle_dir(disk.folder / "storage" / "flow")
+    assert disk.folder in synced
+    assert tmp_path not in synced

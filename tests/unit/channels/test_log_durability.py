@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,84 @@ def test_a_batch_whose_bytes_are_wrong_is_damage_even_at_the_end(tmp_path: Path)
         torn(log, 0, wrong)
         with pytest.raises(DamagedRecordError):
             open_log(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------- a sync that failed
+
+
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+    """(function, file): this sync of it, or of its folder, fails once, and the disk drops the file's content."""
+    planned: list[tuple[str, Path]] = []
+
+    def failing(name: str) -> None:
+        original = getattr(durable, name)
+
+        def sync(path: Path) -> None:
+            found = [one for one in planned if one[0] == name and path in (one[1], one[1].parent)]
+            for one in found:
+                planned.remove(one)
+                os.truncate(one[1], 0)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            original(path)
+
+        monkeypatch.setattr(durable, name, sync)
+
+    failing("fsync_file")
+    failing("fsync_dir")
+    return planned
+
+
+@pytest.mark.parametrize("sync", ["fsync_file", "fsync_dir"])
+def test_a_barrier_whose_sync_failed_is_written_again(
+    tmp_path: Path, dropped: list[tuple[str, Path]], sync: str
+) -> None:
+    """The next sync of the same file would succeed without its content."""
+    log = open_log(tmp_path)
+    append_batch(log)
+    barrier = append_barrier(log, 1)
+    append_barrier(log, 2)
+    dropped.append((sync, codec.entry_path(tmp_path, barrier.generation, barrier.seq)))
+    with pytest.raises(OSError, match="No space"):
+        log.sync_barriers()
+    append_batch(log)
+    assert open_log(tmp_path).entries() == log.entries()
+
+
+def test_a_batch_whose_folder_sync_failed_is_written_again_and_keeps_its_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    entry = replace(append_batch(log), seq=Position(1), batch=BatchId(1), segments=[])
+    path = codec.entry_path(tmp_path, entry.generation, entry.seq)
+
+    def fails(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "fsync_dir", fails)
+        with pytest.raises(OSError, match="No space"):
+            log.append(entry)
+    with pytest.raises(InvariantViolation, match="unfinished"):
+        append_barrier(log, 1)
+    synced = path.stat().st_ino
+    log.append(entry)
+    assert path.stat().st_ino != synced, "a new file: the first one is not trusted"
+    assert open_log(tmp_path).entries() == log.entries()
+
+
+def test_a_truncated_barrier_does_not_come_back_when_the_others_are_written_again(
+    tmp_path: Path, dropped: list[tuple[str, Path]]
+) -> None:
+    log = open_log(tmp_path)
+    append_batch(log)
+    paths = [
+        codec.entry_path(tmp_path, entry.generation, entry.seq)
+        for entry in (append_barrier(log, 1), append_barrier(log, 2))
+    ]
+    dropped.append(("fsync_file", paths[0]))
+    with pytest.raises(OSError, match="No space"):
+        log.sync_barriers()
+    log.truncate(Position(2))
+    log.sync_barriers()
+    assert [path.exists() for path in paths] == [False, True]

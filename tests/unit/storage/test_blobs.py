@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cutline.base import durable
+from cutline.base.outages import is_disk_failure
 from cutline.errors import DamagedRecordError
 from cutline.model.checkpoint import SnapshotFile
 from cutline.model.layout import Layout
@@ -258,3 +261,33 @@ def test_a_restore_never_writes_into_an_existing_file(tmp_path: Path, blobs: Blo
     assert target.read_bytes() == b"first"
     with pytest.raises(DamagedRecordError, match="the same path"):
         blobs.place(inline, target / "below")
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_content_whose_sync_failed_is_written_again_or_known_to_be_lost(
+    tmp_path: Path, layout: Layout, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """The disk may have dropped it, from the blob and from Spark's file: they are the same file."""
+    held, syncs = written(tmp_path, "a", b"content"), list[Path]()
+    before = held.stat()
+
+    def fails(path: Path) -> None:
+        syncs.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(durable, "fsync_file", fails)
+    with pytest.raises(OSError, match="No space"):
+        blobs.store(held, "x")
+    blobs.drop_references([sha256_of(held)])
+    sweep(blobs)
+    if is_lost:
+        held.write_bytes(bytes(7))
+        os.utime(held, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with pytest.raises(OSError, match="content was lost") as caught:
+            blobs.store(held, "x")
+        assert is_disk_failure(caught.value)
+        return
+    file, _ = blobs.store(held, "x")
+    assert len(syncs) == 1, "the same file is not synced again"
+    assert not layout.blob(file.sha256).samefile(held)
+    assert layout.blob(file.sha256).read_bytes() == b"content"

@@ -361,6 +361,16 @@ def test_discarding_keeps_the_tombstone(store: LocalStore, layout: Layout, spark
     assert blobs(layout) == set()
 
 
+def test_a_tombstone_that_a_dead_process_left_is_synced_before_anything_rests_on_it(
+    store: LocalStore, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.checkpoints.store_tombstone(tombstone(1))
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "fsync_dir", synced.append)
+    store.checkpoints.store_tombstone(tombstone(1))
+    assert layout.checkpoint(Epoch(1)) in synced
+
+
 def test_a_tombstone_stays_for_good(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
     """A coordinator that is only thought dead may come for its place at any time (simulator, seed 1156)."""
     checkpoint(store, spark, 1, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,7 +36,11 @@ class Watched:
         self.engine = Engine()
         self.replay = SimpleNamespace(is_repeating=lambda: True, prepare_query=lambda: None, repeated_total=0)
         service = SimpleNamespace(
-            operator=OperatorId("o"), replay=self.replay, spark_checkpoint_dir=Path(), handle_batch=None
+            operator=OperatorId("o"),
+            replay=self.replay,
+            spark_checkpoint_dir=Path(),
+            handle_batch=None,
+            check_ready=lambda: None,
         )
         self.supervisor = Supervisor(
             flow=FlowName("f"),
@@ -98,6 +103,7 @@ class Failing:
             replay=SimpleNamespace(prepare_query=lambda: None, repeated_total=0, is_plan_wrong=lambda: False),
             spark_checkpoint_dir=Path(),
             handle_batch=None,
+            check_ready=lambda: None,
             batches_total=0,
             outages=self.outages,
         )
@@ -189,3 +195,25 @@ def test_a_query_that_cannot_be_started_while_a_store_is_away_is_tried_again() -
     assert failing.given_up == failing.fatal == []
     (waiting,) = failing.outages.waiting()
     assert (waiting.outage.resource, waiting.attempts) == ("s3://b", 7)
+
+
+def test_a_query_whose_gates_wait_for_room_is_not_started_before_and_nothing_is_counted() -> None:
+    """It would not find its gates, and would be given up."""
+    failing = Failing()
+    problems = [OSError(28, "No space left on device")] * 5
+
+    def check_ready() -> None:
+        if problems:
+            raise problems.pop()
+        ready.set()
+
+    ready = threading.Event()
+    failing.service.check_ready = check_ready
+    failing.service.replay.is_repeating = lambda: False
+    failing.supervisor.start()
+    try:
+        assert ready.wait(20)
+    finally:
+        failing.supervisor.stop()
+    assert failing.given_up == failing.fatal == []
+    assert failing.supervisor.query is not None

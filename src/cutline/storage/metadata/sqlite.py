@@ -18,10 +18,11 @@ from cutline.model.history import Identity
 from cutline.model.ids import Epoch, Generation, SinkId
 from cutline.ports.metadata import EpochOutcome, PendingRecord
 
-#: What waiting may help against; SQLite rolls the transaction back in each of these cases.
+#: What waiting may help against; SQLite rolls the transaction back in each of these cases. After any other I/O error it
+#: is unknown what the disk holds: only a start from the logs is safe.
 _AWAY = {
     sqlite3.SQLITE_FULL: "there is no room on the disk of the coordinator's records",
-    sqlite3.SQLITE_IOERR: "the disk of the coordinator's records fails",
+    sqlite3.SQLITE_IOERR_SHMSIZE: "there is no room on the disk of the coordinator's records",
     sqlite3.SQLITE_CANTOPEN: "the coordinator's records cannot be opened",
     sqlite3.SQLITE_BUSY: "another process has locked the coordinator's records",
 }
@@ -252,7 +253,8 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        why = _AWAY.get(error.sqlite_errorcode & 0xFF)
+        code = getattr(error, "sqlite_errorcode", 0)  # errors of the Python module itself have none
+        why = _AWAY.get(code) or _AWAY.get(code & 0xFF)
         if why is None:
             raise
         known = storage_error(error)

@@ -15,7 +15,7 @@ from cutline.errors import FencedError, InvariantViolation, NotDone, UnknownForm
 from cutline.model.cut import BarrierTerms
 from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.ports.metadata import EpochOutcome, PendingRecord
-from cutline.storage.metadata.sqlite import SqliteMetadata
+from cutline.storage.metadata.sqlite import SqliteMetadata, _explained
 
 TABLE = SinkId("table")
 
@@ -198,3 +198,22 @@ def test_records_that_another_process_has_locked_are_an_outage(store: SqliteMeta
         other.execute("ROLLBACK")
     store.store_published(TABLE, Epoch(1))
     assert store.published() == {TABLE: 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "is_outage"),
+    [
+        (sqlite3.SQLITE_IOERR_SHMSIZE, True),
+        (sqlite3.SQLITE_CANTOPEN_ISDIR, True),
+        (sqlite3.SQLITE_IOERR_FSYNC, False),
+        (sqlite3.SQLITE_IOERR_WRITE, False),
+        (None, False),
+    ],
+)
+def test_only_a_lack_of_room_is_waited_for_not_a_disk_that_fails(code: int | None, is_outage: bool) -> None:
+    """After a failed sync it is unknown what the disk holds. Errors of the Python module itself have no code."""
+    error = sqlite3.OperationalError("disk I/O error")
+    if code is not None:
+        error.sqlite_errorcode = code
+    with pytest.raises(NotDone if is_outage else sqlite3.OperationalError, match="disk I/O error"), _explained():
+        raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from prometheus_client import generate_latest
 
 from cutline.errors import LostInputError, NotDone
 from cutline.model.generation import LostInput
+from cutline.recovery import region
+from cutline.recovery.sinks import abort_invisible
 from cutline.storage.generations import LocalGenerationStore
 from cutline.storage.query_dir import LocalQueryDir
 from tests.support.sparkless import NUMBERS, SparklessFlow
@@ -100,6 +103,27 @@ def test_a_region_that_goes_back_while_the_flow_runs_gives_it_up_too(
     assert skipped == [NUMBERS]
     assert [one.what for one in flow.run.status().recovery.lost_input] == [LOST.what]
     assert flow.generations.load_all()[-1].lost_input == [LOST]
+    assert b'operator="numbers"} 221.0' in generate_latest(flow.run.metrics.registry)
+    flow.stop()
+
+
+def test_a_region_that_is_restored_in_several_tries_says_once_what_it_gave_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skipped: list[str]
+) -> None:
+    flow = SparklessFlow(tmp_path, missing_input="continue")
+    flow.emit(2)
+    flow.checkpoint()
+    answer(monkeypatch, "lost_input", [LOST])
+    full = [OSError(errno.ENOSPC, "No space left on device")] * 2
+
+    def fails_twice(*args: Any) -> None:
+        if full:
+            raise full.pop()
+        abort_invisible(*args)
+
+    monkeypatch.setattr(region, "abort_invisible", fails_twice)
+    flow.fail(NUMBERS)
+    assert [one.what for one in flow.run.status().recovery.lost_input] == [LOST.what]
     assert b'operator="numbers"} 221.0' in generate_latest(flow.run.metrics.registry)
     flow.stop()
 

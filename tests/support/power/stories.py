@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import cutline
 from tests.support.power.living import LIVES
 from tests.support.power.recording import Recording, record
 
@@ -27,7 +28,8 @@ class Story:
         """Run it under strace in this folder, which is new."""
         disk, traces = folder / "disk", []
         disk.mkdir(parents=True)
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.getcwd()}
+        paths = os.pathsep.join([str(Path(cutline.__file__).parents[1]), os.getcwd()])  # the source under test
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": paths}
         for number, life in enumerate(self.lives):
             trace = folder / f"{number}.trace"
             trouble = self.trouble if number == 0 else ""

@@ -11,7 +11,6 @@ from cutline.protocol.history import histories
 from cutline.protocol.recovery import history_rules
 from cutline.testing.simulator.processes import recovery as simulated_start
 from cutline.testing.simulator.processes import remote_tier
-from cutline.testing.simulator.storage import sinks
 from tests.support.mutations import mutation
 
 
@@ -62,12 +61,6 @@ def a_request_may_restore_what_a_sink_does_not_share() -> Iterator[None]:
 
 
 @mutation
-def a_log_without_published_batches_may_go_on() -> Iterator[None]:
-    with patch.object(history_rules, "refuse_older_log", lambda *_: None):
-        yield
-
-
-@mutation
 def a_start_does_not_record_that_it_took_a_sink_over() -> Iterator[None]:
     with patch.object(simulated_start, "with_takeover", lambda claim, *_: histories.history_in(claim)):
         yield
@@ -82,17 +75,6 @@ def a_start_says_that_it_continues_from_a_later_epoch() -> Iterator[None]:
         return original(claim, wrong, own)
 
     with patch.object(simulated_start, "with_takeover", later):
-        yield
-
-
-@mutation
-def a_claim_replaces_whatever_claim_is_there() -> Iterator[None]:
-    original = sinks.SinkTarget.claim
-
-    def claim(self: Any, token: str, history: str, *, expected: str) -> bool:
-        return original(self, token, history, expected=self.claimed())
-
-    with patch.object(sinks.SinkTarget, "claim", claim):
         yield
 
 

@@ -151,12 +151,6 @@ def a_start_restores_only_what_is_damaged() -> Iterator[None]:
 
 
 @mutation
-def a_start_overlooks_sinks_that_are_ahead() -> Iterator[None]:
-    with patch.object(sink_rules, "ahead_of", lambda *_: []):
-        yield
-
-
-@mutation
 def a_new_host_does_not_ask_the_remote_tier() -> Iterator[None]:
     with (
         patch.object(choose, "_stored", lambda inquiry: inquiry.facts.stored),

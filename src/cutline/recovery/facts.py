@@ -51,8 +51,6 @@ from cutline.worker.immediate_publishing import ImmediateSink
 
 log = get_logger(__name__)
 
-_WHOLE_HISTORY = 1_000_000
-
 
 def declared_against(flow: FlowAtRest, restore_to: RestoreTo | None) -> StoredFacts:
     """The records that decide whether the flow as declared can continue from them."""
@@ -146,8 +144,6 @@ class Gathering:
         flow = self._flow
         sinks = sink_facts(flow)
         stored = self._stored(sinks)
-        # The history may be long: it is read only if no other record shows that there were checkpoints.
-        history = flow.metadata.history(_WHOLE_HISTORY) if not stored.epochs else []
         return RecoveryFacts(
             definition=flow.definition,
             stored=stored,
@@ -157,7 +153,7 @@ class Gathering:
             pins=flow.metadata.pins(),
             last_epoch=flow.metadata.last_epoch(),
             last_completed=flow.metadata.last_completed(),
-            has_completed=bool(stored.epochs) or any(item.outcome == "completed" for item in history),
+            has_completed=flow.metadata.last_completed() > NO_EPOCH,
             has_remote=flow.remote is not None,
             has_run=self._has_run,
             announced=flow.metadata.announced(),

@@ -94,7 +94,7 @@ def from_checkpoint(inquiry: Inquiry, stored: StoredFacts, history: History) -> 
     if forbidden is not None:
         raise forbidden
     remote = _remote_records(inquiry)
-    if inquiry.had_any(remote.stored if remote is not None and not remote.problem else stored):
+    if inquiry.had_any(inquiry.history(remote.stored) if remote is not None and not remote.problem else history):
         raise RecoveryError(
             f"no checkpoint can be used, and the live state is damaged: {'; '.join(inquiry.problems)}",
             next_step="restore the storage folder from a backup, or start over under a new flow name",

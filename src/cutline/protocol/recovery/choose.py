@@ -97,7 +97,7 @@ def _chosen(inquiry: Inquiry) -> RestorePlan:
     if facts.restore_to is not None:
         return as_requested(inquiry, facts.restore_to, stored, history)
     refuse_returning_names(definition, evolution, history.manifests)
-    if not history.generations and not inquiry.had_any(stored):
+    if not history.generations and not inquiry.had_any(history):
         return _fresh(inquiry, "first start of this flow")
     plan = continuing(inquiry, history, evolution) if history.generations else None
     if plan is not None:
@@ -146,7 +146,7 @@ def _per_operator(inquiry: Inquiry, stored: StoredFacts, history: History, evolu
         )
     if history.generations:
         return each_alone(inquiry, history, evolution)
-    if inquiry.had_any(stored):
+    if inquiry.had_any(history):
         refuse_beyond_repair(inquiry, "all generation records are gone")
     return _fresh(inquiry, "first start of this flow")
 

@@ -70,9 +70,12 @@ class Inquiry:
         noted = self.known(facts.published_before.get(there[-1]), NeedPublishedBefore(epoch=there[-1]))
         return NO_EPOCH if noted.problem else min(noted.everywhere, there[-1])
 
-    def had_any(self, stored: StoredFacts) -> bool:
-        """Whether any record names a complete epoch, if only the coordinator's history."""
-        return bool(stored.epochs) or self.facts.has_completed
+    def had_any(self, history: History) -> bool:
+        """Whether any record names a complete epoch of this history, if only the coordinator's records.
+
+        What a replaced process completed in its own logs is none: nothing was ever published of it.
+        """
+        return bool(history.live or history.unreadable) or self.facts.has_completed
 
     def trial(self, path: RecoveryPath, tier: Tier, epoch: Epoch) -> str | None:
         """Why a plan could not be built; None if it was not tried."""

@@ -106,7 +106,9 @@ class Collector:
         self._disk.remove_manifest(epoch)
         if manifest.is_inherited:
             self._disk.put_manifest(Tombstone(epoch=epoch, generation=manifest.generation, reason="collected"))
-        checks.check_released(self._disk, checkpoint, list(self._coordinator.flow.sinks.values()))
+        # A host that was replaced collects what it has published, also what its successor has rewound since.
+        if not self._coordinator.flow.is_replaced:
+            checks.check_released(self._disk, checkpoint, list(self._coordinator.flow.sinks.values()))
 
     def _truncate(self, needs: list[EpochNeeds]) -> Generator[int, None, bool]:
         """False: it was killed."""

@@ -334,7 +334,11 @@ class SimulatedFlow:
     def refused(self, refusal: Refusal, target: Epoch | str | None) -> None:
         """A start refuses to go on: only a person can help."""
         self.world.tell("flow", "refuses to start", why=refusal.what)
-        if refusal.kind == "other_history" and self._is_helped(refusal):
+        if refusal.kind == "other_history":
+            if not self._is_helped(refusal):
+                # The newest storage is lost, and the sinks share no checkpoint that this one still has.
+                self.site.refusal = refusal.what
+                self.world.counts["refusals"] += 1
             return
         if isinstance(target, int) and target in self.disk.only_records:
             # Its content was collected in the remote tier; nothing has been changed.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cutline.errors import FencedError, NotDone, OtherHistoryError
+from cutline.errors import FencedError, NotDone, OtherHistoryError, RecoveryError
 from cutline.model.ids import Generation
 from cutline.recovery.sinks import settle_sinks
 from cutline.runtime import assembly
@@ -324,3 +324,22 @@ def test_a_folder_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
         publish(flow, 2)
     with running(host) as flow:
         assert flow.recovered.path == "resume"
+
+
+@pytest.mark.parametrize("has_remote", [False, True])
+@pytest.mark.parametrize("publish_how", ["checkpoint", "at_once"])
+def test_a_storage_without_any_record_does_not_disturb_the_one_that_runs_the_flow(
+    tmp_path: Path, publish_how: str, *, has_remote: bool
+) -> None:
+    """A mistyped folder, or a new host before the first upload: it is refused before it claims a sink."""
+    settings: dict[str, Any] = {"publish": publish_how, **(remote(tmp_path) if has_remote else {})}
+    a, b = beside(tmp_path, "a"), beside(tmp_path, "b")
+    with running(a, **settings) as flow:
+        publish(flow, 3)
+    shutil.rmtree(tmp_path / "remote", ignore_errors=True)
+    with pytest.raises(RecoveryError), running(b, **settings):
+        pass
+    with running(a, **settings) as flow:
+        publish(flow, 2)
+        assert_each_once(flow.sink.rows())
+        assert len(flow.sink.rows()) == 5

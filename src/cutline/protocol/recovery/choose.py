@@ -98,13 +98,13 @@ def _chosen(inquiry: Inquiry) -> RestorePlan:
         return as_requested(inquiry, facts.restore_to, stored, history)
     refuse_returning_names(definition, evolution, history.manifests)
     if not history.generations and not inquiry.had_any(history):
-        return _fresh(inquiry, "first start of this flow")
+        return _fresh(inquiry, "first start of this flow", history)
     plan = continuing(inquiry, history, evolution) if history.generations else None
     if plan is not None:
         return plan
     reason = reason_of(inquiry)
     restored = from_checkpoint(inquiry, stored, history)
-    return restored or _fresh(inquiry, f"no checkpoint had ever completed, and {reason}")
+    return restored or _fresh(inquiry, f"no checkpoint had ever completed, and {reason}", history)
 
 
 def _stored(inquiry: Inquiry) -> StoredFacts:
@@ -148,10 +148,13 @@ def _per_operator(inquiry: Inquiry, stored: StoredFacts, history: History, evolu
         return each_alone(inquiry, history, evolution)
     if inquiry.had_any(history):
         refuse_beyond_repair(inquiry, "all generation records are gone")
-    return _fresh(inquiry, "first start of this flow")
+    return _fresh(inquiry, "first start of this flow", history)
 
 
-def _fresh(inquiry: Inquiry, reason: str) -> RestorePlan:
+def _fresh(inquiry: Inquiry, reason: str, history: History) -> RestorePlan:
+    if not history.generations:
+        # Before anything is claimed: the storage that runs the flow must not find that another one took its sinks over.
+        sink_rules.refuse_to_begin_beside(inquiry.facts.sinks, flow=inquiry.definition.flow)
     if inquiry.known(inquiry.facts.has_entries, NeedEntries()):
         # Their batches would count as done although the sources begin anew.
         raise RecoveryError(

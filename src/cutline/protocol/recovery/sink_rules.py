@@ -69,6 +69,17 @@ def refuse_to_empty(
             )
 
 
+def refuse_to_begin_beside(sinks: Iterable[SinkFacts], *, flow: FlowName) -> None:
+    """Refuse a storage without any record of the flow, if an immediately publishing sink has output of the flow."""
+    for one in sinks:
+        if one.newest_batch:
+            raise RecoveryError(
+                f"sink {one.sink} holds output of this flow, but the storage has no record of it",
+                next_step="check the storage option; to start over, empty the sink's target or name another",
+                flow=flow,
+            )
+
+
 def refuse_to_rewind(sinks: Iterable[SinkFacts], epoch: Epoch, *, flow: FlowName) -> None:
     """Refuse a restore to ``epoch`` if a sink has published more, and cannot or must not be rewound to it."""
     for one in sinks:

@@ -80,7 +80,7 @@ def story(seed: int, tmp_path: Path, worker: Worker) -> Story:
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 5, 6, 11, 27, 30])  # of each kind of sink, durability and way to publish
 def test_a_story(seed: int, tmp_path: Path, worker: Worker) -> None:
     story(seed, tmp_path, worker).run(6)
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import collections
-import json
 import logging
+import multiprocessing
 import os
 import random
-import select
 import shutil
-import signal
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from tests.support.power.recording import Recording
 #: Nothing below Spark's directories is lost in half of the states: then a flow has no reason to be restored.
 SPARK = "/spark/"
 _SECONDS = 60.0
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["__main__", __name__])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,46 +113,46 @@ def explore(disk: Disk, mode: str, work: Path, count: int, seed: int, *, until_b
 
 
 def recover(recording: Recording, cut: Cut, mode: str, work: Path) -> Result:
-    """In a process of its own, so that no thread of an earlier state is left."""
-    receiving, sending = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(receiving)
-        os.write(sending, json.dumps(_recovered(recording, cut, mode, work)).encode())
-        os._exit(0)
-    os.close(sending)
-    found = b""
-    while True:
-        if not select.select([receiving], [], [], _SECONDS)[0]:
-            os.kill(pid, signal.SIGKILL)
-            found = json.dumps({"verdict": "hung"}).encode()
-            break
-        if not (block := os.read(receiving, 1 << 16)):
-            break
-        found += block
-    os.close(receiving)
-    os.waitpid(pid, 0)
-    return Result(**json.loads(found or b'{"verdict": "failed", "why": "the process died"}'))
+    """In a process of its own, so that no thread of an earlier state is left.
+
+    Not forked from this one: Delta's library refuses to work in a process that was forked after its first use.
+    """
+    said = [note.text for note in recording.notes if note.at <= cut.at]
+    receiving, sending = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=_recovered, args=(sending, said, cut, mode, work))
+    process.start()
+    sending.close()
+    try:
+        return receiving.recv() if receiving.poll(_SECONDS) else Result(verdict="hung")
+    except EOFError:
+        return Result(verdict="failed", why="the process died")
+    finally:
+        receiving.close()
+        process.kill()
+        process.join()
+        process.close()
 
 
-def _recovered(recording: Recording, cut: Cut, mode: str, work: Path) -> dict[str, str]:
+def _recovered(sending: Connection, said: list[str], cut: Cut, mode: str, work: Path) -> None:
     logging.disable(logging.CRITICAL)
     # The state is on the disk as it is, and this process does not die.
     os.fsync = _no_sync
     condense_often()
-    said = [note.text for note in recording.notes if note.at <= cut.at]
     try:
-        return _run_on(said, cut, mode, work)
+        result = _run_on(said, cut, mode, work)
     except CutlineError as error:
-        return {"verdict": "refused", "path": type(error).__name__, "why": str(error)[:600]}
+        result = Result(verdict="refused", path=type(error).__name__, why=str(error)[:600])
     except BaseException as error:  # noqa: BLE001 (whatever it is, it is the verdict)
-        return {"verdict": "failed", "path": type(error).__name__, "why": traceback.format_exc()[-1500:]}
+        result = Result(verdict="failed", path=type(error).__name__, why=traceback.format_exc()[-1500:])
+    sending.send(result)
+    # Without waiting for threads that the flow left.
+    os._exit(0)
 
 
 def _no_sync(fd: Any) -> None: ...
 
 
-def _run_on(said: list[str], cut: Cut, mode: str, work: Path) -> dict[str, str]:
+def _run_on(said: list[str], cut: Cut, mode: str, work: Path) -> Result:
     settings = settings_of(work, mode)
     flow = RealSinksFlow(work, **settings, checkpoint_timeout="10s")
     path = flow.recovered.path
@@ -176,15 +177,15 @@ def _run_on(said: list[str], cut: Cut, mode: str, work: Path) -> dict[str, str]:
         if may_repeat:
             numbers = sorted(set(numbers))
         if numbers != [(n, n + 1) for n in range(len(numbers))]:
-            return {"verdict": "wrong", "path": path, "why": f"{sink}: {numbers}"}
+            return Result(verdict="wrong", path=path, why=f"{sink}: {numbers}")
         if len(numbers) < promised + (not may_repeat):
-            return {"verdict": "wrong", "path": path, "why": f"{sink}: {len(numbers)} rows, {promised} were published"}
+            return Result(verdict="wrong", path=path, why=f"{sink}: {len(numbers)} rows, {promised} were published")
     if "saved kept" in said and "lost storage" not in said and "kept" not in savepoints:
-        return {"verdict": "wrong", "path": path, "why": "the savepoint is gone"}
+        return Result(verdict="wrong", path=path, why="the savepoint is gone")
     problems = "; ".join(flow.recovered.problems)
     if cut.keeps_spark and not is_lost and path not in ("resume", "fresh"):
-        return {"verdict": "needless", "path": path, "why": problems}
-    return {"verdict": "right", "path": path, "why": problems}
+        return Result(verdict="needless", path=path, why=problems)
+    return Result(verdict="right", path=path, why=problems)
 
 
 def as_table(found: dict[str, Findings]) -> str:

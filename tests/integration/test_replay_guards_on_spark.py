@@ -235,15 +235,13 @@ def test_a_source_that_nobody_can_ask_is_reported_as_not_guarded(
 def test_the_servers_that_the_code_names_are_found_in_the_plan(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
-    session = spark.newSession()
     for source in SOURCES:
         with contextlib.suppress(AnalysisException):  # another flow of this session has registered it
-            session.dataSource.register(source)
+            spark.dataSource.register(source)
     known = KnownSources(classes=SOURCES, settings=SETTINGS, address_options=ADDRESS_OPTIONS)
     options = {"cutline_nats": {"URL": "nats://a:1", "stream": "S"}, "cutline_kafka": {"servers": "b:2", "topic": "t"}}
     found = [
-        planned_sources(session.readStream.format(name).options(**given).load(), known)
-        for name, given in options.items()
+        planned_sources(spark.readStream.format(name).options(**given).load(), known) for name, given in options.items()
     ]
     assert found == [
         (PlannedSource(format="cutline_nats", address="nats://a:1"),),

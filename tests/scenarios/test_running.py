@@ -207,11 +207,12 @@ def test_a_flow_is_unhealthy_when_more_checkpoints_fail_than_are_tolerated(tmp_p
         health = flow.run.status().health
         assert (health.healthy, health.failures) == (False, 3)
         assert "disk full" in health.reason
-        assert metric(flow, "cutline_healthy") == 0
+        # It is told with the status, which is written now and then.
+        flow.wait(lambda: metric(flow, "cutline_healthy") == 0)
         flow.checkpoint()
         assert flow.run.status().health == HealthStatus(healthy=True, failures=0, reason="")
         assert flow.run.status().state == "running"
-        assert metric(flow, "cutline_healthy") == 1
+        flow.wait(lambda: metric(flow, "cutline_healthy") == 1)
 
 
 def test_any_number_of_failures_is_tolerated_unless_said_otherwise(tmp_path: Path) -> None:

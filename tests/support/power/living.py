@@ -1,6 +1,6 @@
 """The flow whose disk is recorded: real channels, segments and sinks; only Spark's queries are steps of the test.
 
-``python -m tests.support.power.living <folder> <story> <life>`` runs one life of a story; see ``LIVES``.
+``python -m tests.support.power.living <folder> <mode> <seed> <trouble> <life> …`` runs a story; see ``LIVES``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import random
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -38,7 +38,7 @@ from cutline.ports.sinks import Sink, StageAttempt
 from cutline.savepoints.store import Savepoints
 from cutline.sinks import Delta, Parquet, SQLite
 from tests.support.changing import changing, counted
-from tests.support.power.recording import KILLED, NOTES, SITE
+from tests.support.power.recording import BEGINS, KILLED, NOTES, SITE
 from tests.support.spark_dirs import SparkDir
 from tests.support.sparkless import NUMBERS, TOTALS, HandDrivenBatch, HandDrivenEngine, Row, SparklessFlow
 
@@ -369,5 +369,20 @@ def main(storage: Path, mode: str, seed: int, life: str, trouble: Trouble) -> No
     getattr(Life(storage, mode, seed, _note), life)()
 
 
+def main_of_all(storage: Path, mode: str, seed: int, trouble: str, lives: Sequence[str]) -> None:
+    """Each life is a process of its own, forked from this one: what they import is imported, and traced, once."""
+    for number, life in enumerate(lives):
+        notes = os.open(NOTES, os.O_WRONLY)
+        os.write(notes, BEGINS)
+        os.close(notes)
+        child = os.fork()
+        if child == 0:
+            return main(storage, mode, seed, life, Trouble.parse(trouble if number == 0 else ""))
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status not in (0, KILLED):
+            sys.exit(f"the life {life} failed: {status}")
+    return None
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], Trouble.parse(sys.argv[5]))
+    main_of_all(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:])

@@ -1,12 +1,13 @@
 """Runs a story under strace and reads what it did to the disk: writes, names, truncations and syncs, in order.
 
 strace sees what Python cannot: SQLite, pyarrow and delta-rs write by themselves. A story may consist of several
-processes, one after the other; each has a trace of its own.
+processes, one after the other, which are read one by one.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import shutil
@@ -34,16 +35,33 @@ def why_not() -> str:
     return "" if tried.returncode == 0 else "this system does not let strace trace processes"
 
 
-def record(command: list[str], trace: Path, *, environment: dict[str, str]) -> None:
-    """Run one process of a story; raises if it fails."""
+def record(command: list[str], trace: Path, *, environment: dict[str, str]) -> list[Path]:
+    """Run a story; raises if it fails. Returns the trace of each of its processes."""
     strace = ["strace", "-f", "--seccomp-bpf", "-xx", "-s", "16000000", "-o", str(trace), "-e", f"trace={_CALLS}"]
     done = subprocess.run(
         [*strace, sys.executable, *command], env=environment, capture_output=True, text=True, check=False
     )
-    if done.returncode not in (0, KILLED):
+    if done.returncode != 0:
         raise RuntimeError(f"the recorded process failed ({done.returncode}):\n{done.stderr[-3000:]}")
+    return _of_each_process(trace)
 
 
+def _of_each_process(trace: Path) -> list[Path]:
+    """Cut the trace where a process begins; what comes before the first is the import of modules."""
+    begins = "".join(f"\\x{byte:02x}" for byte in BEGINS)
+    parts = [trace]
+    with contextlib.ExitStack() as opened, open(trace, errors="replace") as lines:
+        part = opened.enter_context(open(os.devnull, "w"))
+        for line in lines:
+            if begins in line:
+                parts.append(trace.with_name(f"{trace.name}-{len(parts)}"))
+                part = opened.enter_context(open(parts[-1], "w"))
+            part.write(line)
+    return parts[1:]
+
+
+#: What a story writes to the notes before each of its processes begins.
+BEGINS = b"<- the next process of the story ->"
 #: The status of a recorded process that ended in the middle of something, as if it were killed.
 KILLED = 77
 

@@ -26,14 +26,11 @@ class Story:
 
     def recorded(self, folder: Path) -> Recording:
         """Run it under strace in this folder, which is new."""
-        disk, traces = folder / "disk", []
+        disk = folder / "disk"
         disk.mkdir(parents=True)
         paths = os.pathsep.join([str(Path(cutline.__file__).parents[1]), os.getcwd()])  # the source under test
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": paths}
-        for number, life in enumerate(self.lives):
-            trace = folder / f"{number}.trace"
-            trouble = self.trouble if number == 0 else ""
-            command = ["-m", "tests.support.power.living", str(disk), self.mode, str(self.seed), life, trouble]
-            record(command, trace, environment=environment)
-            traces.append(trace)
+        command = ["-m", "tests.support.power.living", str(disk), self.mode, str(self.seed), self.trouble, *self.lives]
+        traces = record(command, folder / "trace", environment=environment)
+        assert len(traces) == len(self.lives)
         return Recording.read(disk, traces)

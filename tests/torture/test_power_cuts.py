@@ -119,6 +119,7 @@ def test_each_sync_that_is_left_out_is_noticed(recorded: Recorder) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("function", AFTER_TROUBLE, ids=lambda function: function[1])
 def test_a_sync_that_matters_after_trouble_is_noticed(recorded: Recorder, function: tuple[str, str]) -> None:
     """A process died, or was told of an error, after something became visible and before it was durable."""
@@ -130,6 +131,7 @@ def test_a_sync_that_matters_after_trouble_is_noticed(recorded: Recorder, functi
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(2))
 def test_in_thousands_of_states_the_flow_is_never_wrong_and_never_refused(recorded: Recorder, seed: int) -> None:
     found: dict[str, Findings] = {}
@@ -141,6 +143,7 @@ def test_in_thousands_of_states_the_flow_is_never_wrong_and_never_refused(record
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_a_process_that_dies_before_any_sync_leaves_nothing_to_rely_on(recorded: Recorder) -> None:
     """The next process syncs again what it finds, before it relies on it; and a power cut later is as harmless."""
     wrong = []
@@ -153,6 +156,7 @@ def test_a_process_that_dies_before_any_sync_leaves_nothing_to_rely_on(recorded:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", ["unaligned", "per-operator"])
 def test_states_show_it_too_if_nothing_is_synced(recorded: Recorder, mode: str) -> None:
     """The exploration would find what the spy has no rule for."""

@@ -287,6 +287,8 @@ class _Reader:
     # ------------------------------------------------------------------ descriptors
 
     def on_openat(self, call: Call) -> None:
+        if not _may_change(call):
+            return
         place = self._resolve(*_path(call))
         if place is None:
             return
@@ -301,8 +303,13 @@ class _Reader:
     def _returned(self, call: Call) -> None:
         if call.name in ("openat", "open"):
             path = _path(call)
-            opened = _Open(self._entry(*path), os.fsdecode(path[1]), "O_APPEND" in call.arguments)
-            self._files[call.result] = opened
+            try:
+                entry = self._entry(*path)
+            except LookupError:
+                if _may_change(call):
+                    raise
+                entry = None  # a reader was faster than the renaming of a folder that began before
+            self._files[call.result] = _Open(entry, os.fsdecode(path[1]), "O_APPEND" in call.arguments)
         elif call.name.startswith("dup") or "F_DUPFD" in call.arguments:
             self._files[call.result] = self._files.get(_number(call)) or _Open(None, "")
 
@@ -465,6 +472,11 @@ def apply(content: bytearray, change: Change) -> None:
 
 def _number(call: Call) -> int:
     return int(re.match(r"-?\d+", call.arguments)[0])  # type: ignore[index]
+
+
+def _may_change(call: Call) -> bool:
+    """Whether opening a file may create or empty it."""
+    return "O_CREAT" in call.arguments or "O_TRUNC" in call.arguments
 
 
 def _path(call: Call) -> tuple[str, bytes]:

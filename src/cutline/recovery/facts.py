@@ -15,6 +15,7 @@ from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
 from cutline.ports.sinks import Claimable, RewindsSoFar
 from cutline.protocol.history.histories import identities_of, identity_of, takeovers_in
+from cutline.protocol.history.known_checkpoints import live_in
 from cutline.protocol.history.lineage import Lineage, lineage_of
 from cutline.protocol.publish.immediate import end_of
 from cutline.protocol.recovery.facts import (
@@ -265,12 +266,19 @@ class Gathering:
         return self._flow.remote
 
     def _remote_history(self, facts: RecoveryFacts, *, is_required: bool) -> RemoteHistory:
-        known = identities_of(facts.stored.generations) | facts.announced
+        stored = facts.stored.generations
+        known = identities_of(stored) | facts.announced
+
+        def is_live(manifest: Manifest, newest: list[GenerationRecord]) -> bool:
+            return bool(live_in(((manifest.epoch, manifest.generation),), [*stored, *newest]))
+
         try:
-            newest, epoch = self._remote().history(lambda one: identity_of(one) in known, is_needed=is_required)
+            generations, epochs = self._remote().history(
+                lambda one: identity_of(one) in known, is_live, is_needed=is_required
+            )
         except (StoreError, DamagedRecordError) as error:
             return RemoteHistory(problem=str(error))
-        return RemoteHistory(generations=tuple(newest), newest_epoch=epoch)
+        return RemoteHistory(generations=tuple(generations), epochs=tuple(epochs))
 
     def _remote_records(self, facts: RecoveryFacts, *, is_required: bool) -> RemoteRecords:
         try:

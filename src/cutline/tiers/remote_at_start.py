@@ -104,13 +104,21 @@ class RemoteAtStart:
         return []
 
     def history(
-        self, is_enough: Callable[[GenerationRecord], bool], *, is_needed: bool
-    ) -> tuple[list[GenerationRecord], Epoch]:
-        """The newest generations, back to the first that is enough, and the newest checkpoint."""
+        self,
+        is_known: Callable[[GenerationRecord], bool],
+        is_live: Callable[[Manifest, list[GenerationRecord]], bool],
+        *,
+        is_needed: bool,
+    ) -> tuple[list[GenerationRecord], list[tuple[Epoch, Generation]]]:
+        """The newest generations, back to the first known one, and the newest checkpoints, back to the first live one.
+
+        ``is_live`` gets these generations too.
+        """
         there = self._tier.checkpoints
 
-        def ask() -> tuple[list[GenerationRecord], Epoch]:
-            return there.newest_generations(is_enough), there.newest_epoch()
+        def ask() -> tuple[list[GenerationRecord], list[tuple[Epoch, Generation]]]:
+            generations = there.newest_generations(is_known)
+            return generations, there.newest_epochs(lambda manifest: is_live(manifest, generations))
 
         return self._waiting(ask) if is_needed else ask()
 

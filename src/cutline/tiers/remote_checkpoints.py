@@ -10,7 +10,7 @@ from cutline.base import records
 from cutline.errors import DamagedRecordError, MissingObject, NotDone
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
-from cutline.model.ids import NO_EPOCH, Epoch, Generation
+from cutline.model.ids import Epoch, Generation
 from cutline.model.layout import Layout
 from cutline.model.remote import SinkProgress
 from cutline.ports.objects import ObjectStore
@@ -63,21 +63,26 @@ class RemoteCheckpoints:
                 break
         return found
 
-    def newest_epoch(self) -> Epoch:
-        """The newest readable checkpoint. One made by an evolution counts once its generation is here."""
+    def newest_epochs(self, is_enough: Callable[[Manifest], bool]) -> list[tuple[Epoch, Generation]]:
+        """The newest readable checkpoints, back to the first that is enough, ascending, with their generations.
+
+        One made by an evolution counts once its generation is here.
+        """
+        found: list[tuple[Epoch, Generation]] = []
         begun: set[Generation] | None = None
         for epoch in reversed(self.epochs()):
             try:
                 manifest = self.load_manifest(epoch)
             except (DamagedRecordError, MissingObject):
                 continue
-            if manifest.carried_from is None:
-                return epoch
-            if begun is None:
-                begun = set(self._numbers_in("generations"))
-            if manifest.generation in begun:
-                return epoch
-        return NO_EPOCH
+            if manifest.carried_from is not None:
+                begun = set(self._numbers_in("generations")) if begun is None else begun
+                if manifest.generation not in begun:
+                    continue
+            found.insert(0, (epoch, manifest.generation))
+            if is_enough(manifest):
+                break
+        return found
 
     def _load_or_local(self, name: str) -> GenerationRecord:
         """A damaged record does no harm if this host has the same one. Raises StoreError if it has not."""

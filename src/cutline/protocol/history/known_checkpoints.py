@@ -64,11 +64,16 @@ def generation_starts_of(generations: Iterable[GenerationRecord]) -> list[recove
     ]
 
 
+def live_in(complete: Iterable[tuple[Epoch, Generation]], generations: Iterable[GenerationRecord]) -> list[Epoch]:
+    """Of complete epochs, with the generations that completed them: those that no generation has given up."""
+    return recovery.live_epochs(complete, generation_starts_of(generations))
+
+
 def of_present_history(manifests: Iterable[Manifest], generations: Sequence[GenerationRecord]) -> list[Manifest]:
     """The checkpoints of the present history, ascending: none given up by a restore, none of a replaced process."""
     by_epoch = {manifest.epoch: manifest for manifest in manifests}
     stored = [(epoch, manifest.generation) for epoch, manifest in by_epoch.items()]
-    live = [by_epoch[epoch] for epoch in recovery.live_epochs(stored, generation_starts_of(generations))]
+    live = [by_epoch[epoch] for epoch in live_in(stored, generations)]
     if not generations:
         return live
     newest, known, identities = generations[-1], {one.generation for one in generations}, identities_of(generations)

@@ -13,7 +13,7 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord, LostInput
 from cutline.model.graph import PublishPolicy, RollbackPolicy
 from cutline.model.history import Identity, Takeover
-from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
+from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.protocol.history.evolution import Changes, Definition
 
 # ---------------------------------------------------------------------- known from the start
@@ -96,13 +96,18 @@ class RemoteRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteHistory:
-    """The newest generations and the newest checkpoint of the remote tier; nothing was downloaded."""
+    """The newest generations and the newest checkpoints of the remote tier; nothing was downloaded."""
 
     #: Why it does not tell; empty: it does.
     problem: str = ""
     #: Ascending, from a generation that the local tier has too, if there is one.
     generations: tuple[GenerationRecord, ...] = ()
-    newest_epoch: Epoch = NO_EPOCH
+    #: With the generations that completed them, ascending, from the newest one that no generation has given up.
+    epochs: tuple[tuple[Epoch, Generation], ...] = ()
+
+    @property
+    def newest_epoch(self) -> Epoch:
+        return self.epochs[-1][0] if self.epochs else NO_EPOCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

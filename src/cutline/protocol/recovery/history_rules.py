@@ -22,6 +22,7 @@ from cutline.protocol.history.histories import (
     others_after,
     others_in,
 )
+from cutline.protocol.history.known_checkpoints import live_in
 from cutline.protocol.publish.immediate import generation_of
 from cutline.protocol.recovery.facts import (
     LiveOperator,
@@ -165,6 +166,11 @@ def _was_restored_after(generations: Iterable[GenerationRecord], generation: Gen
     return any(one.generation > generation and one.restored_epoch is not None for one in generations)
 
 
+def _has_newest(inquiry: Inquiry, remote: RemoteHistory) -> bool:
+    """Whether the remote tier has a checkpoint of the newest history: a host may have gone back and copied nothing."""
+    return bool(live_in(remote.epochs, [*inquiry.facts.stored.generations, *remote.generations]))
+
+
 # ---------------------------------------------------------------------- the story
 
 
@@ -179,7 +185,7 @@ def _taken_over(
         f"another storage has taken this flow over: {who} ({evidence}). This storage stopped in "
         f"{_story_of(facts.stored.generations[-1])}, at epoch {known_epoch(facts)}; {_HARM}",
         start_there=f"start the flow there{_place(sink)}",
-        can_rejoin=remote.newest_epoch > NO_EPOCH,
+        can_rejoin=_has_newest(inquiry, remote),
         up_to=min((one for one in shared if one is not None), default=None),
     )
 
@@ -191,7 +197,7 @@ def _behind(inquiry: Inquiry, evidence: str, reached: Epoch, *, remote: RemoteHi
         f"this storage is older than the flow: {evidence}, and the newest epoch that this storage knows is {reached}. "
         f"It was copied or restored from a backup of {_story_of(facts.stored.generations[-1])}; {_HARM}",
         start_there="start the flow from its newest storage",
-        can_rejoin=remote.newest_epoch > NO_EPOCH,
+        can_rejoin=_has_newest(inquiry, remote),
         up_to=None,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from cutline.model.generation import GenerationRecord
@@ -153,27 +154,38 @@ def test_a_host_always_asks_the_remote_tier() -> None:
 
 
 def test_a_host_that_was_replaced_can_rejoin() -> None:
-    there = RemoteHistory(generations=(mine(), others()), newest_epoch=Epoch(1_004))
+    there = RemoteHistory(generations=(mine(), others()), epochs=((Epoch(1_004), others().generation),))
     answer = refused(with_remote(taken_by((MINE, 0))), World(remote_history=there))
     assert answer.can_rejoin
     assert "--rejoin" in answer.next_step
 
 
+def test_nobody_rejoins_a_history_of_which_the_remote_tier_has_no_checkpoint() -> None:
+    """The other host went back to epoch 1 and has copied nothing since: what is there was given up."""
+    back = msgspec.structs.replace(others(), path="local", restored_epoch=Epoch(1))
+    there = RemoteHistory(generations=(mine(), back), epochs=((Epoch(7), mine().generation),))
+    answer = refused(with_remote(taken_by((MINE, 0))), World(remote_history=there))
+    assert not answer.can_rejoin
+    assert "--rejoin" not in answer.next_step
+    shared = replace(there, epochs=((Epoch(1), mine().generation), (Epoch(7), mine().generation)))
+    assert refused(with_remote(taken_by((MINE, 0))), World(remote_history=shared)).can_rejoin
+
+
 def test_a_generation_that_this_host_announced_and_never_entered_is_its_own() -> None:
-    there = RemoteHistory(generations=(mine(), others()), newest_epoch=Epoch(2))
+    there = RemoteHistory(generations=(mine(), others()), epochs=((Epoch(2), mine().generation),))
     facts = with_remote(taken_by((MINE, 0)), announced=frozenset({OTHERS}))
     assert planned(facts, World(remote_history=there)).path == "resume"
 
 
 def test_a_backup_of_the_storage_is_behind_the_remote_tier() -> None:
-    there = RemoteHistory(generations=(mine(),), newest_epoch=Epoch(7))
+    there = RemoteHistory(generations=(mine(),), epochs=((Epoch(7), mine().generation),))
     answer = refused(with_remote(taken_by((MINE, 0))), World(remote_history=there))
     assert "remote tier has epoch 7" in answer.what
     assert answer.can_rejoin
 
 
 def test_a_remote_tier_that_is_behind_does_not_matter() -> None:
-    there = RemoteHistory(generations=(mine(),), newest_epoch=Epoch(1))
+    there = RemoteHistory(generations=(mine(),), epochs=((Epoch(1), mine().generation),))
     assert planned(with_remote(taken_by((MINE, 0))), World(remote_history=there)).path == "resume"
 
 

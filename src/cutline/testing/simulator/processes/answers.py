@@ -178,8 +178,7 @@ def answered(flow: SimulatedFlow, facts: RecoveryFacts, need: NeedFacts) -> Reco
 def _remote_history(bucket: Bucket | None) -> RemoteHistory:
     if bucket is None:
         return RemoteHistory(problem="there is no remote tier")
-    epochs = bucket.epochs()
-    return RemoteHistory(generations=tuple(bucket.generations()), newest_epoch=epochs[-1] if epochs else NO_EPOCH)
+    return RemoteHistory(generations=tuple(bucket.generations()), epochs=tuple(bucket.completed()))
 
 
 def _noted(bucket: Bucket | None, epoch: Epoch) -> PublishedBefore:

@@ -87,6 +87,10 @@ class Bucket:
         self._answer()
         return sorted(self._manifests)
 
+    def completed(self) -> list[tuple[Epoch, Generation]]:
+        """With the generations that completed them, ascending."""
+        return [(epoch, self._manifests[epoch].generation) for epoch in self.epochs()]
+
     def has_checkpoint_of(self, generations: Iterable[GenerationRecord]) -> bool:
         """Whether it has one of this history; known without asking it."""
         history = sorted(generations, key=lambda one: one.generation)

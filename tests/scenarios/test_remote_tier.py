@@ -221,6 +221,7 @@ def test_old_checkpoints_and_what_only_they_need_leave_the_remote_tier(tmp_path:
         for _ in range(5):
             flow.emit(2)
             copied(flow, flow.checkpoint())
+        flow.wait(flow.coordinator.is_settled)
         flow.run._parts.background.replicator.collect()  # type: ignore[union-attr]
         replica = replica_of(flow, tmp_path)
         assert replica.checkpoints.epochs() == [4, 5]
@@ -639,6 +640,7 @@ def test_what_was_noted_of_a_checkpoint_goes_with_it(tmp_path: Path) -> None:
         for _ in range(3):
             flow.emit(1)
             copied(flow, flow.checkpoint())
+        flow.wait(flow.coordinator.is_settled)
         flow.run._parts.background.replicator.collect()  # type: ignore[union-attr]
         there = replica_of(flow, tmp_path)
         noted = {info.path for info in there.store.walk("published")}

@@ -167,7 +167,7 @@ def _was_restored_after(generations: Iterable[GenerationRecord], generation: Gen
 
 
 def _has_newest(inquiry: Inquiry, remote: RemoteHistory) -> bool:
-    """Whether the remote tier has a checkpoint of the newest history: a host may have gone back and copied nothing."""
+    """Whether the remote tier has a checkpoint of the newest history: a host may have restored an older one since."""
     return bool(live_in(remote.epochs, [*inquiry.facts.stored.generations, *remote.generations]))
 
 

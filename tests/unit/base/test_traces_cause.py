@@ -18,7 +18,7 @@ OF_A_UDF = """An exception was raised by the Python Proxy. Return Message: Trace
     raise e
 pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
 Traceback (most recent call last):
-  File "/home/me/flow.py", line 12, in broken
+  File "/flows/flow.py", line 12, in broken
     raise ValueError(f"bad row {a}")
   File "/venv/lib/python3.11/site-packages/numpy/core.py", line 3, in add
     raise ValueError("bad row 1")
@@ -34,17 +34,17 @@ OF_AN_EXPRESSION = """An exception was raised by the Python Proxy. Return Messag
 pyspark.errors.exceptions.captured.ArithmeticException: [DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012
 == DataFrame ==
 "selectExpr" was called from
-/home/me/flow.py:10
+/flows/flow.py:10
 """
 
 
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        (OF_A_UDF, Cause("ValueError: bad row 1", "/home/me/flow.py, line 12, in broken")),
+        (OF_A_UDF, Cause("ValueError: bad row 1", "/flows/flow.py, line 12, in broken")),
         (
             OF_AN_EXPRESSION,
-            Cause("ArithmeticException: [DIVIDE_BY_ZERO] Division by zero.", "/home/me/flow.py, line 10"),
+            Cause("ArithmeticException: [DIVIDE_BY_ZERO] Division by zero.", "/flows/flow.py, line 10"),
         ),
         ("Job aborted.\nCaused by: java.io.IOException: No space left\n\tat x", Cause("IOException: No space left")),
         ("Job aborted.\n\tat org.x", Cause("Job aborted.")),

@@ -1,6 +1,6 @@
 # Every target sets up what it needs first, so `make demo` works in a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: setup demo test check soak bench docs clean help
+.PHONY: setup demo test check soak bench docs site clean help
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -60,10 +60,23 @@ docs: $(READY) ## Write what the documentation takes from the code, check its li
 	@$(BIN)/python tools/layer_picture.py
 	@echo "docs: table of options"
 	@$(BIN)/python tools/options_table.py
+	@echo "docs: reference of the command line"
+	@$(BIN)/python tools/cli_reference.py
+	@echo "docs: screens of the live view"
+	@$(BIN)/python tools/live_screens.py
+	@echo "docs: lists of examples and decisions"
+	@$(BIN)/python tools/indexes.py
+	@echo "docs: pictures"
+	@$(BIN)/python tools/pictures.py
 	@echo "docs: links"
 	@$(BIN)/python scripts/check_docs.py
 
+site: $(READY) ## Build the documentation as a site in site/
+	@echo "site: mkdocs build --strict"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site: open site/index.html, or $(BIN)/mkdocs serve"
+
 clean: ## Remove caches and build output; .venv stays
 	@echo "clean: caches and build output"
-	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse metastore_db derby.log
+	@rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse metastore_db derby.log
 	@find src tests examples benchmarks scripts tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -104,6 +104,7 @@ class Case:
     def __init__(self, arguments: argparse.Namespace, folder: Path, remote: str, options: dict[str, str]) -> None:
         import numpy as np
 
+        from cutline.config.spark_settings import SparkStart
         from cutline.spark.session import open_session
 
         self._keys = arguments.keys[0]
@@ -115,7 +116,9 @@ class Case:
         self._rows = 0
         self._layout = Layout(folder / "storage", FLOW)
         self._seen: set[str] = set()
-        spark = open_session(FLOW, None, {"spark.sql.streaming.stateStore.maintenanceInterval": MAINTENANCE})
+        spark = open_session(
+            FLOW, None, SparkStart(settings={"spark.sql.streaming.stateStore.maintenanceInterval": MAINTENANCE})
+        )
         self._has_remote = bool(remote)
         self._run: RunningFlow = build(folder).start(
             spark=spark,

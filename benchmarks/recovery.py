@@ -70,10 +70,11 @@ def work(kind: str, folder: Path, remote: str, options: dict[str, str], interval
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("cutline").setLevel(logging.INFO)
+    from cutline.config.spark_settings import SparkStart
     from cutline.spark.session import open_session
 
     reached("python")
-    spark = open_session(FLOW, None, MAINTENANCE)
+    spark = open_session(FLOW, None, SparkStart(settings=MAINTENANCE))
     reached("session")
     if kind == "plain":
         work_plain(spark, folder, reached)

@@ -25,11 +25,12 @@ Server = TypeVar("Server", bound=ServerProcess)
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session all tests with Spark share, made the way Cutline makes one for users."""
+    from cutline.config.spark_settings import SparkStart
     from cutline.spark.session import open_session
 
     # Tests run each query for seconds only: the second compiler would cost more than it gives.
     options = "-Djdk.lang.Process.launchMechanism=VFORK -XX:TieredStopAtLevel=1"
-    session = open_session("cutline-tests", None, {"spark.driver.extraJavaOptions": options})
+    session = open_session("cutline-tests", None, SparkStart(settings={"spark.driver.extraJavaOptions": options}))
     yield session
     session.stop()
 

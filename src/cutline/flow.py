@@ -211,11 +211,12 @@ class Flow:
         """Run the flow; see ``cutline.config.options.Options`` for what may be set.
 
         The start recovers from whatever an earlier run left in ``storage``. Without ``spark`` it uses the active
-        session or creates a tuned local one. ``restore_to`` restores the whole flow to a kept checkpoint, or to a
-        savepoint by name: sinks are rewound to it, and all later work is discarded. ``rename`` maps the old names of
-        operators to their present names; ``allow_dropped`` leaves behind operators that the flow no longer has.
-        Operators that the checkpoint does not have start without state. ``rejoin``: if another host has taken the flow
-        over, keep what this storage did alone as a savepoint, and continue from the remote tier.
+        session or creates a tuned local one. ``restore_to`` restores the whole flow to a kept checkpoint, to a
+        savepoint by name, or to "before-last-deploy": sinks are rewound to it, and all later work is discarded.
+        ``rename`` maps the old names of operators to their present names; ``allow_dropped`` leaves behind operators
+        that the flow no longer has. Operators that the checkpoint does not have start without state. ``rejoin``: if
+        another host has taken the flow over, keep what this storage did alone as a savepoint, and continue from the
+        remote tier.
         """
         return load_launcher()(
             self,

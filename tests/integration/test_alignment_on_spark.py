@@ -112,6 +112,7 @@ def in_flight(manifest: Manifest, channel: str, consumer: str) -> int:
     return rows
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mode", ["aligned", "unaligned"])
 def test_one_slow_and_one_fast_input(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     hold = tmp_path / "hold"

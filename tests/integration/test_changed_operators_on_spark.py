@@ -78,6 +78,7 @@ def truth(first: int) -> dict[int, tuple[int, int]]:
     return dict(found)
 
 
+@pytest.mark.soak
 def test_renamed_dropped_and_added_in_place_the_tables_are_as_if_it_had_always_been_so(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -61,7 +61,7 @@ def test_a_function_that_raises_in_a_batch_is_reported_in_three_lines(tmp_path: 
     assert len(error.splitlines()) <= 3
     assert "flow=payments, operator=totals" in error and "Next: " in error
     assert "Traceback" not in told.stderr and "\tat org.apache" not in told.stderr
-    (trace,) = (tmp_path / "data" / "payments" / "traces").iterdir()
+    (trace,) = (tmp_path / "data" / "payments" / "traces").glob("*.txt")
     assert str(trace) in error
     assert trace.read_text().count("Traceback") >= 2
 

@@ -546,6 +546,7 @@ def test_generated(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.spark
+@pytest.mark.soak
 def test_an_example_runs_from_the_command_line(tmp_path: Path) -> None:
     """With nothing set up at all: it makes its samples and publishes them."""
     command = [str(Path(sys.executable).parent / "cutline"), "run", str(EXAMPLES / "union_totals.py"), "--until-done"]

@@ -167,7 +167,7 @@ def test_a_full_channel_blocks_its_producer(spark: SparkSession, tmp_path: Path)
 
 
 def test_old_entries_and_checkpoints_are_let_go(spark: SparkSession, tmp_path: Path) -> None:
-    run = start(spark, tmp_path, cards=8_000, upi=8_000, retain_checkpoints=1)
+    run = start(spark, tmp_path, cards=8_000, upi=8_000, retain_checkpoints=1, retain="")
     run.process_all_available()
     for _ in range(3):
         run.trigger_checkpoint()

@@ -44,12 +44,8 @@ OPERATORS = ("cards", "upi", "totals")
 #: without Spark in every run (tests/torture), and here with ``make soak``.
 SHARPEST = frozenset(
     {
-        "after-stage",
-        "after-append",
         "after-manifest",
         "sink-commit-half",
-        "sink-rewind-half",
-        "restore-dirs-built",
     }
 )
 

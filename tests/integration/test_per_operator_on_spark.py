@@ -77,7 +77,7 @@ def assert_right(spark: SparkSession, tmp_path: Path, *, files: int) -> None:
     assert sum(newest.values()) == (files + 1) * 10
 
 
-@pytest.mark.parametrize("lost", [("orders",), OPERATORS])
+@pytest.mark.parametrize("lost", [("orders",), pytest.param(OPERATORS, marks=pytest.mark.soak)])
 def test_each_operator_comes_back_alone_and_repeats_its_log_exactly(
     spark: SparkSession, tmp_path: Path, lost: tuple[str, ...]
 ) -> None:

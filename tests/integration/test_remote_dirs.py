@@ -65,7 +65,9 @@ CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.soak) if case == "both" else case for case in CASES]
+)
 def test_it_comes_back_from_what_is_left(spark: SparkSession, tmp_path: Path, elsewhere: str, case: str) -> None:
     damage, path, backend = CASES[case]
     run = start(spark, tmp_path, elsewhere, upi=1_000, state_backend=backend)

@@ -59,6 +59,7 @@ def wait_for_rows(run: Any) -> None:
         assert not run.await_termination("20ms")
 
 
+@pytest.mark.soak  # by commands: test_two_in_the_morning
 def test_taken_back_to_the_fourth_of_ten_epochs_the_tables_end_as_if_it_had_never_gone_further(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_taken_back_to_the_fourth_of_ten_epochs_the_tables_end_as_if_it_had_neve
     assert totals(tmp_path) == totals(tmp_path / "truth")
 
 
+@pytest.mark.soak  # without Spark it runs with the other tests
 def test_a_clone_and_its_origin_differ_only_by_what_each_has_done_since(spark: SparkSession, tmp_path: Path) -> None:
     run = start(spark, orders_flow("first", tmp_path / "first"), tmp_path)
     wait_for_rows(run)

@@ -128,6 +128,7 @@ def hosts(tmp_path: Path, sink: str, *options: str, publish: str = "checkpoint")
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.soak
 def test_failover_and_failback(tmp_path: Path) -> None:
     two = hosts(tmp_path, "upsert")
     two.feed(6)

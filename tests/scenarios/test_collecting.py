@@ -19,8 +19,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cutline.channels import entry_files as codec
-from cutline.cli.gc import _collect, _remote_tier
 from cutline.cli.main import app
+from cutline.cli.upkeep.gc import _collect, _remote_tier
 from cutline.config.loading import load_options
 from cutline.errors import ConfigError, FlowLockedError, NotDone
 from cutline.maintenance.findings import WHY
@@ -503,11 +503,12 @@ def test_before_the_first_copy_of_a_life_the_remote_tier_keeps_all_its_checkpoin
 def test_a_damaged_record_in_the_remote_tier_does_not_end_the_flow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutline.tiers.replicator._COLLECT_SECONDS", 0.0)
     with running(tmp_path, **settings(tmp_path, retain_checkpoints=3)) as flow:
         flow.emit(2)
         copied(flow, flow.checkpoint())
-        next((tmp_path / "remote").glob("counting/checkpoints/*/totals.g*.json")).write_bytes(b"rotten")
+    next((tmp_path / "remote").glob("counting/checkpoints/*/totals.g*.json")).write_bytes(b"rotten")
+    monkeypatch.setattr("cutline.tiers.replicator._COLLECT_SECONDS", 0.0)
+    with running(tmp_path, **settings(tmp_path, retain_checkpoints=3)) as flow:  # each run reads a record once
         for _ in range(2):
             flow.emit(1)
             copied(flow, flow.checkpoint())

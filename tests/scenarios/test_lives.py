@@ -16,6 +16,9 @@ CALLED_BACK = {
     ("cutline.storage.blobs", "cutline.storage.checkpoints"),
     # Asks before each deletion whether another process runs the flow, or the flow stops.
     ("cutline.coordinator.retention", "cutline.storage.checkpoints"),
+    # What an epoch holds is read when it is new; how far a download is, a person sees.
+    ("cutline.storage.checkpoints", "cutline.storage.reached"),
+    ("cutline.tiers.download", "cutline.tiers.driver_transfer"),
     # A decorator that checks the arguments of the public API.
     ("cutline.config.arguments", "cutline.flow"),
 }

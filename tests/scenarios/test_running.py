@@ -18,8 +18,8 @@ from cutline.model.ids import Epoch, OperatorId
 from cutline.model.status import HealthStatus
 from cutline.protocol.checkpoint.coordinator import Coordinator
 from cutline.protocol.checkpoint.per_operator import FlowCoordinator
-from cutline.protocol.history.retention import needs_of
 from cutline.storage.checkpoints import LocalCheckpointStore
+from cutline.storage.detached import DetachedLogs
 from cutline.transport.in_process import Address, Content, InProcessRouter
 from tests.support.changing import ChangingFlow, changing
 from tests.support.killing import is_killed_at
@@ -87,6 +87,19 @@ def test_a_full_channel_is_reported_and_so_is_room_in_it(tmp_path: Path) -> None
         flow.wait(lambda: trigger._without_room == {NUMBERS})
         flow.wait(lambda: flow.step(TOTALS))
         flow.wait(lambda: trigger._without_room == set())
+
+
+def test_the_first_checkpoint_of_a_new_flow_does_not_wait_for_the_timer(tmp_path: Path) -> None:
+    with running(tmp_path, checkpoint_interval="1h") as flow:
+        flow.step(NUMBERS)
+        assert flow.coordinator.snapshot().checkpoints.last_epoch == 0
+        flow.wait(lambda: flow.step(TOTALS))
+        flow.wait(lambda: flow.sink.rows() == [[0, 1]])
+        flow.emit(2)
+        assert flow.coordinator.snapshot().checkpoints.last_epoch == 1
+    with running(tmp_path, checkpoint_interval="1h") as flow:
+        flow.emit(2)
+        assert flow.coordinator.snapshot().checkpoints.last_epoch == 1, "a flow that has one waits for its timer"
 
 
 def test_nobody_reports_progress_that_nobody_asks_for(tmp_path: Path) -> None:
@@ -298,11 +311,11 @@ def test_a_pinned_checkpoint_stays_over_restarts_until_it_is_unpinned(tmp_path: 
         flow.wait(lambda: flow.checkpoints.epochs() == [1, 4])
         view = flow.run.status().checkpoints
         assert (view.last_epoch, view.min_epoch, view.pins) == (4, 1, [1])
-        needed = needs_of(flow.checkpoints.load_manifest(Epoch(1))).channels
-        assert flow.recovered.channels[NUMBERS].start <= needed[NUMBERS]
+        detached = DetachedLogs(flow.layout)
+        flow.wait(lambda: detached.has(Epoch(1)))
         flow.run.unpin(1)
         flow.wait(lambda: flow.checkpoints.epochs() == [4])
-        flow.wait(lambda: flow.recovered.channels[NUMBERS].start > needed[NUMBERS])
+        flow.wait(lambda: not detached.has(Epoch(1)))
         assert flow.run.status().checkpoints.min_epoch == 4
         assert flow.metadata.pins() == frozenset()
 

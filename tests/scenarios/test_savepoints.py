@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from cutline.errors import ConfigError, DamagedRecordError, RequestFailedError, 
 from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, FlowName, OperatorId
 from cutline.model.layout import Layout
+from cutline.model.staging import StagedBatch
+from cutline.ports.sinks import Sink
+from cutline.protocol.publish.commit import CommitPermit
 from cutline.runtime.stores import store_at
 from cutline.savepoints.store import Savepoint, Savepoints
 from cutline.storage.local import LocalStore
@@ -22,7 +26,7 @@ from cutline.tiers.checkpoint_files import names_in
 from cutline.transport.request_files import ask
 from tests.support.killing import is_killed_at
 from tests.support.running import assert_each_once, drained, running
-from tests.support.sparkless import NUMBERS, SparklessFlow
+from tests.support.sparkless import NUMBERS, FolderSink, SparklessFlow
 
 
 def test_a_savepoint_is_drained_self_contained_and_stays(tmp_path: Path) -> None:
@@ -58,6 +62,42 @@ def test_a_flow_goes_back_to_a_savepoint_whose_checkpoint_was_collected(tmp_path
         flow.drain()
         assert_each_once(flow.sink.rows())
         assert len(flow.sink.rows()) == 5
+    finally:
+        flow.stop()
+
+
+class AttentiveSink(FolderSink):
+    """Notes the epochs that each permit wants it to be able to show again."""
+
+    def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
+        self.points = permit.rewind_points
+        super().commit(permit, staged, token)
+
+
+class AttentiveFlow(SparklessFlow):
+    def sinks(self, storage: Path) -> dict[str, Sink]:
+        self.sink = AttentiveSink(storage / "table")
+        return {"table": self.sink}
+
+
+def test_sinks_are_told_to_stay_rewindable_to_savepoints(tmp_path: Path) -> None:
+    flow = AttentiveFlow(tmp_path)
+    sink = flow.sink
+    assert isinstance(sink, AttentiveSink)
+    try:
+        flow.emit(3)
+        drained(flow, "good")
+        for _ in range(3):
+            flow.emit(2)
+            flow.checkpoint()
+        flow.wait(lambda: flow.checkpoints.epochs() == [4])
+        flow.emit(1)
+        flow.checkpoint()
+        assert list(sink.points or ()) == [1, 4, 5], "the savepoint, and the checkpoints"
+        Savepoints(flow.layout, store_at).delete("good")
+        flow.emit(1)
+        flow.checkpoint()
+        assert list(sink.points or ()) == [5, 6]
     finally:
         flow.stop()
 
@@ -292,7 +332,7 @@ def test_the_commands_know_nothing_of_what_was_given_up(tmp_path: Path) -> None:
     where = ["--flow", "counting", "--storage", str(tmp_path / "storage")]
     taken = CliRunner().invoke(app, ["savepoint", "create", "now", "--json", *where])
     assert '"epoch":1' in taken.output.replace(" ", ""), taken.output
-    planned = CliRunner().invoke(app, ["restore", "--at", "2999-01-01T00:00:00", "--dry-run", *where])
+    planned = CliRunner().invoke(app, ["restore", "--at", "0s ago", "--dry-run", *where])
     assert "restore epoch 1" in planned.output, planned.output
 
 
@@ -310,6 +350,7 @@ def test_the_commands(tmp_path: Path) -> None:
         return result.output
 
     assert "good" in cli("savepoint", "list")
+    assert "No damage. Every byte was read." in cli("verify", "good")  # of a copy, also without --deep
     assert '"epoch":1' in cli("savepoint", "show", "good", "--json").replace(" ", "")
     assert "would restore epoch 1" in cli("restore", "--to", "good", "--dry-run")
     assert not flow.layout.restore_request.exists()
@@ -326,5 +367,7 @@ def test_the_commands(tmp_path: Path) -> None:
         assert len(flow.sink.rows()) == 4
     cli("restore", code=1)
     cli("restore", "--to", "77", code=1)
+    cli("restore", "--to", "1", "--at", "0s ago", code=1)
     cli("restore", "--at", "yesterday", code=1)
-    assert "restore epoch" in cli("restore", "--at", "2999-01-01T00:00:00", "--dry-run")
+    cli("restore", "--at", "2999-01-01T00:00:00", code=1)
+    assert "restore epoch" in cli("restore", "--at", "0s ago", "--dry-run")

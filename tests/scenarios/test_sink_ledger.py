@@ -118,3 +118,4 @@ def test_what_each_sink_has_published_waits_for_and_has_staged_is_shown(tmp_path
     assert (sink["waiting"], sink["staged_rows"]) == ([], 3)
     shown = CliRunner().invoke(app, ["sinks", "--flow", "counting", "--storage", str(tmp_path / "storage")])
     assert "table" in shown.output
+    assert [line.split()[0] for line in shown.output.splitlines()] == ["sink", "table"]  # one line each at 80 columns

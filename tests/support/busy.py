@@ -106,11 +106,11 @@ def live_busily(storage: Path, seed: int) -> None:
         time.sleep(chance.random() * 0.01)
 
 
-def run_gc(storage: Path, *more: str, keep: int = 2) -> Any:
+def run_gc(storage: Path, *more: str, keep: int = 2, retain: str = "") -> Any:
     """``cutline gc`` of a flow that does not run."""
     where = ["--flow", "counting", "--storage", str(storage / "storage"), "--remote", str(storage / "remote")]
     # What the flow's own code says, a shell cannot know.
-    environment = {"CUTLINE_RETAIN_CHECKPOINTS": str(keep)}
+    environment = {"CUTLINE_RETAIN_CHECKPOINTS": str(keep), "CUTLINE_RETAIN": retain}
     result = CliRunner().invoke(app, ["gc", *where, "--json", *more], env=environment, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout

@@ -48,7 +48,7 @@ class ChangingFlow:
     ) -> None:
         self.sinks = {name: FolderSink(storage / "tables" / name) for name in tables}
         self.options = build_options(
-            {"checkpoint_interval": 0, "checkpoint_timeout": "60s", "retain_checkpoints": 9, "mode": "unaligned"},
+            {"checkpoint_interval": 0, "retain_checkpoints": 9, "retain": "", "mode": "unaligned"},
             settings,
         )
         self.layout = Layout(storage / "storage", "changing")

@@ -1,4 +1,4 @@
-"""A real standalone Spark cluster on loopback whose workers see little of this machine's files, as others would."""
+"""A real standalone Spark cluster on loopback. Its workers may see little of this machine's files, as others would."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pyspark
 from cutline.testing.servers.lifetime import start_child
 
 _START_SECONDS = 60.0
-_MEMORY = "700m"
+#: Enough for an executor with the memory that Spark gives it by default.
+_MEMORY = "1200m"
 
 
 def can_hide_folders() -> bool:
@@ -38,14 +39,25 @@ class Cluster:
     """One master, ``workers`` workers with a core each."""
 
     def __init__(
-        self, folder: Path, *, workers: int, hidden: Path, shown: Sequence[Path], environment: Mapping[str, str]
+        self,
+        folder: Path,
+        *,
+        workers: int = 1,
+        hidden: Path | None = None,
+        shown: Sequence[Path] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """``hidden``: what workers do not see; ``shown``: folders in it that they see all the same."""
         self._folder = folder
         self._workers = workers
         self._hidden = hidden
         self._shown = shown
-        self._environment = {**os.environ, **environment, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+        self._environment = {
+            **os.environ,
+            **(environment or {}),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_NO_DAEMONIZE": "1",
+        }
         self._port = free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -64,9 +76,9 @@ class Cluster:
             ports = ["--host", "127.0.0.1", "--webui-port", str(free_port())]
             place = ["--work-dir", str(self._folder / f"work-{number}"), "--cores", "1", "--memory", _MEMORY]
             worker = [launcher, f"{package}.worker.Worker", *ports, *place, self.url]
-            self._start(
-                f"worker-{number}", ["unshare", "-m", "sh", "-ec", f"{self._mounts()}\nexec {shlex.join(worker)}"]
-            )
+            if self._hidden is not None:
+                worker = ["unshare", "-m", "sh", "-ec", f"{self._mounts(self._hidden)}\nexec {shlex.join(worker)}"]
+            self._start(f"worker-{number}", worker)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,7 +86,7 @@ class Cluster:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _mounts(self) -> str:
+    def _mounts(self, hidden: Path) -> str:
         """Set the folders to be seen aside, hide everything, and put them back."""
         aside = self._folder / "aside"
         lines = []
@@ -82,7 +94,7 @@ class Cluster:
             held = aside / str(number)
             held.mkdir(parents=True, exist_ok=True)
             lines.append(f"mount --bind {shlex.quote(str(shown))} {shlex.quote(str(held))}")
-        lines.append(f"mount -t tmpfs none {shlex.quote(str(self._hidden))}")
+        lines.append(f"mount -t tmpfs none {shlex.quote(str(hidden))}")
         for number, shown in enumerate(self._shown):
             target = shlex.quote(str(shown))
             lines.append(f"mkdir -p {target}")

@@ -15,15 +15,22 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = """
-import ctypes, io, json, os, struct, sys, tempfile
+import ctypes, importlib, io, json, os, struct, sys, tempfile
 from contextlib import redirect_stdout
 from cutline.cli.failures import run_command
 from cutline.cli.main import app, main
+import typer
 
 CAPABILITIES = 0x20080522
 
+# Commands import what they need when they run; here they have it already.
+for name in ("runtime.launch", "runtime.stores", "savepoints.store", "cli.history.past", "cli.upkeep.reach"):
+    importlib.import_module("cutline." + name)
+top = typer.main.get_command(app)
+for name in top.declared:
+    top.get_command(None, name)
 with redirect_stdout(io.StringIO()):
-    run_command(app, ["status", "nosuch", "--json"])  # imports what a command needs
+    run_command(app, ["status", "nosuch", "--json"])
 
 def give_up_capabilities():
     header = struct.pack("Ii", CAPABILITIES, 0)

@@ -302,7 +302,7 @@ class DrivenCoordinator:
     @property
     def released(self) -> list[tuple[int, ...]]:
         """What was let go of, each time."""
-        return [tuple(action.drop) for action in self.asked(ReleaseEpochs)]
+        return [tuple(action.drop) for action in self.asked(ReleaseEpochs) if action.drop]
 
     @property
     def questions(self) -> list[tuple[str, int]]:

@@ -21,6 +21,7 @@ _ALWAYS = {
     "flow.json",
     "lock",
     "status.json",
+    "restore-limits.json",
     "restore.json",
     "channels/segments.json",
     "live-dirs.json",

@@ -19,6 +19,7 @@ import msgspec
 
 from cutline.base import records
 from cutline.channels import entry_files as codec
+from cutline.channels.in_flight import entry_paths
 from cutline.connectors.foreach.sink import Done, FunctionRecord
 from cutline.connectors.kafka.sink import TopicLedger
 from cutline.connectors.nats.ledger import StreamLedger
@@ -33,7 +34,6 @@ from cutline.model.remote import EarlyUploadRecord, SinkProgress
 from cutline.model.restore_request import RestoreRequest
 from cutline.savepoints.store import Savepoint
 from cutline.spark_dir.offsets import parse_offsets
-from cutline.tiers.checkpoint_files import entry_paths
 from tests.support.stored_records import EXAMPLES, KINDS, SOURCE, TABLE, TOTALS
 
 ROOT = Path("/storage")

@@ -63,11 +63,12 @@ def _make(path: Path) -> None:
 
 def main() -> None:
     # Only here: whoever asks for the options has no session yet.
+    from cutline.config.spark_settings import SparkStart
     from cutline.spark.session import open_session
     from tests.support.payments import payments_flow
 
     options = f"{_QUICK} -XX:ArchiveClassesAtExit={sys.argv[1]}"
-    session = open_session("archive", None, {"spark.driver.extraJavaOptions": options})
+    session = open_session("archive", None, SparkStart(settings={"spark.driver.extraJavaOptions": options}))
     jvm = session.sparkContext._gateway.proc  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as folder:
         run = payments_flow(Path(folder), card_rows=2_000, upi_rows=1_000).start(

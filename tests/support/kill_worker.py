@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cutline.base.crashpoints import ENVIRONMENT_VARIABLE, PID_VARIABLE
+from cutline.config.spark_settings import SparkStart
 from cutline.spark.session import jvm_pid, open_session
 from tests.support.payments import payments_flow
 
@@ -37,7 +38,7 @@ def main() -> None:
     options = (
         f"-Djdk.lang.Process.launchMechanism=VFORK -XX:TieredStopAtLevel=1 -Djava.io.tmpdir={tempfile.gettempdir()}"
     )
-    spark = open_session("kill-test", None, {"spark.driver.extraJavaOptions": options})
+    spark = open_session("kill-test", None, SparkStart(settings={"spark.driver.extraJavaOptions": options}))
     os.environ[PID_VARIABLE] = str(jvm_pid(spark))
     epoch = published_past(start(spark, folder, mode, interval="1h")) if "back" in sys.argv else None
     run = start(spark, folder, mode, restore_to=epoch)

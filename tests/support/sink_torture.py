@@ -47,7 +47,7 @@ _LIFE_SECONDS = 90.0
 _READ_PAUSE_SECONDS = 0.03
 
 #: At random moments, beside one at each step.
-each_number_of_kills = pytest.mark.parametrize("kills", [6, pytest.param(30, marks=pytest.mark.soak)])
+each_number_of_kills = pytest.mark.parametrize("kills", [4, pytest.param(30, marks=pytest.mark.soak)])
 #: With ``make test``, of a sink that is slow: the steps that are its own. Those of the flow are passed with others.
 _SINK_STEPS = (*sorted(_SINK_POINTS), "after-sink-commits", "restore-generation")
 

@@ -26,7 +26,7 @@ from cutline.errors import FencedError, FlowFailedError
 from cutline.flow import Flow
 from cutline.model.entries import Segment
 from cutline.model.graph import FlowGraph
-from cutline.model.ids import NO_EPOCH, BatchId, Epoch, OperatorId, Position, SinkId
+from cutline.model.ids import NO_EPOCH, BatchId, Epoch, FlowName, OperatorId, Position, SinkId
 from cutline.model.layout import Layout
 from cutline.model.plan import OperatorPlan
 from cutline.model.staging import StagedBatch
@@ -34,6 +34,7 @@ from cutline.model.status import RemoteStatus
 from cutline.objects import open_store
 from cutline.ports.engine import SegmentPlace, StagedTask, StageJob
 from cutline.ports.executors import Executors
+from cutline.ports.progress import Progress
 from cutline.ports.sinks import Sink
 from cutline.protocol.messages.coordinator import CheckpointOptions
 from cutline.protocol.publish.commit import CommitPermit
@@ -157,24 +158,37 @@ class SparklessFlow:
         publish: str = "checkpoint",
         executors: Executors | None = None,
         rejoin: bool = False,
+        name: str = "counting",
+        functions: Mapping[OperatorId, Callable[..., Any]] | None = None,
+        progress: Progress | None = None,
         **settings: Any,
     ) -> None:
-        """``own``: what the code of the flow says of single operators; ``on_rollback``, ``publish``: of its sink."""
+        """``own``: what the code of the flow says of single operators; ``on_rollback``, ``publish``: of its sink.
+
+        ``functions``: other code for single operators; nothing calls it.
+        """
         self.sink = FolderSink(storage / "table")
         self.options = build_options(
-            {"checkpoint_interval": 0, "checkpoint_timeout": "60s", "retain_checkpoints": 1, "mode": "unaligned"},
+            {
+                "checkpoint_interval": 0,
+                "checkpoint_timeout": "60s",
+                "retain_checkpoints": 1,
+                "retain": "",
+                "mode": "unaligned",
+            },
             settings,
         )
-        self.layout = Layout(storage / "storage", "counting")
+        self.layout = Layout(storage / "storage", FlowName(name))
         durable.make_dir(self.layout.root)
         #: Event time, as the batches to come will tell it.
         self.watermark_ms = 0
-        own = own or {}
-        flow = Flow("counting")
-        flow.operator("numbers", **own.get(NUMBERS, {}))(_unused)
-        flow.operator("totals", inputs=["numbers"], subtasks=1, **own.get(TOTALS, {}))(_unused)
-        for name, sink in self.sinks(storage).items():
-            flow.sink("totals", sink, name=name, on_rollback=on_rollback, publish=publish)
+        own, functions = own or {}, functions or {}
+        flow = Flow(name)
+        flow.operator("numbers", **own.get(NUMBERS, {}))(functions.get(NUMBERS, _unused))
+        totals = functions.get(TOTALS, _unused)
+        flow.operator("totals", inputs=["numbers"], subtasks=1, **own.get(TOTALS, {}))(totals)
+        for sink_name, sink in self.sinks(storage).items():
+            flow.sink("totals", sink, name=sink_name, on_rollback=on_rollback, publish=publish)
         self.graph = flow.graph()
         self.engine = self.engine_type(self.graph)
         check_options(self.options, flow=self.graph.flow, own=self.graph.own_options(self.options))
@@ -188,6 +202,7 @@ class SparklessFlow:
             release_lock=lambda: None,
             request=current_request(self.layout, restore_to, None, allow_dropped=False, flow=flow.name),
             rejoin=rejoin,
+            progress=progress,
         )
         self.recovered = self.run._parts.settled.recovered
         self.coordinator = self.run._parts.coordinator

@@ -72,11 +72,18 @@ WRITTEN: dict[str, Any] = {
 
 #: What later versions tell besides, as long as nothing is wrong.
 _FINE: dict[str, Any] = {"failures": 0, "problem": ""}
+_OPERATOR: dict[str, Any] = {"busy_ms": 0.0, "rows_per_second": 0.0, "backlog_ms": {}, "trace": "", "state_bytes": None}
+_SINK: dict[str, Any] = {"published_epoch_ms": None, "lag_ms": 0}
 #: The same as this version reads and writes it.
 AS_NOW: dict[str, Any] = {
     **WRITTEN,
-    "operators": {name: {**one, **_FINE} for name, one in WRITTEN["operators"].items()},
-    "sinks": {name: {**one, **_FINE} for name, one in WRITTEN["sinks"].items()},
+    "operators": {name: {**one, **_FINE, **_OPERATOR} for name, one in WRITTEN["operators"].items()},
+    "sinks": {name: {**one, **_FINE, **_SINK} for name, one in WRITTEN["sinks"].items()},
+    "checkpoints": {**WRITTEN["checkpoints"], "last_completed_ms": None, "next_ms": None, "interval_ms": 0},
+    "history": [{**one, "code": ""} for one in WRITTEN["history"]],
     "waiting": [],
     "failure": "",
+    "code": None,
+    "started_ms": 0,
+    "at_ms": 0,
 }

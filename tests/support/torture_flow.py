@@ -158,7 +158,7 @@ class TortureFlow:
         self.folder = folder
         self._only_newest = only_newest
         self.options = build_options(
-            {"checkpoint_interval": 0, "checkpoint_timeout": "60s", "retain_checkpoints": 6, "mode": "unaligned"},
+            {"checkpoint_interval": 0, "retain_checkpoints": 6, "retain": "", "mode": "unaligned"},
             settings,
         )
         self.layout = layout_of(folder)

@@ -7,13 +7,22 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from pyspark.sql.types import DecimalType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    DecimalType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from cutline.connectors.postgres.positions import moved
 from cutline.connectors.postgres.spark_reader import PostgresReader, PostgresSource
@@ -75,6 +84,23 @@ def rows(one: PostgresReader, start: Offset, end: Offset) -> list[tuple[int, str
         for batch in copy.read(part):
             found += [(row["id"], row["name"]) for row in batch.to_pylist()]
     return found
+
+
+def test_moments_are_read_with_and_without_a_time_zone(url: str) -> None:
+    execute(url, "CREATE TABLE seen (id bigint PRIMARY KEY, at timestamptz, local timestamp)")
+    execute(url, "INSERT INTO seen VALUES (1, '2026-01-02 03:04:05+02', '2026-01-02 03:04:05')")
+    kinds = [
+        StructField("id", LongType()),
+        StructField("at", TimestampType()),
+        StructField("local", TimestampNTZType()),
+    ]
+    one = PostgresReader({"url": url, "table": "seen", "key": "id"}, StructType(kinds))
+    start = one.initialOffset()
+    (partition,) = one.partitions(start, one.latestOffset(start, None))
+    (batch,) = one.read(partition)
+    (row,) = batch.to_pylist()
+    assert row["at"] == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
+    assert row["local"] == datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 (it has none)
 
 
 def test_ranges_follow_one_another_and_hold_every_row_once(url: str) -> None:

@@ -38,7 +38,10 @@ MEMORY = Path("/dev/shm")
 #: Databases whose library syncs by itself, because the source says ``synchronous=FULL``.
 DATABASES = ("coordinator.sqlite", "base.sqlite")
 RENAMED = Story("unaligned", ("renamed",))
+GOES_BACK = Story("unaligned", ("goes_back",))
 PARQUET, CHECKPOINTS = "connectors/parquet/sink.py", "storage/checkpoints.py"
+#: Trials of a disk: nothing relies on what they write.
+TRIALS = {("cli/upkeep/checks.py", "check_folder")}
 #: What only shows after a kill or an error: a sync by its function → what happens and where, and the life after it.
 AFTER_TROUBLE = {
     ("base/durable.py", "settle_dir"): ("die", "connectors/sqlite/sink.py", "SQLite.open", 1, "second"),
@@ -66,8 +69,11 @@ ELSEWHERE = {
         CHECKPOINTS,
         "LocalCheckpointStore.store_manifest",
     ): "test_a_manifest_that_a_dead_process_left_is_synced_before_anything_rests_on_it",
+    ("storage/detached.py", "_link"): "test_what_is_put_back_without_links_is_synced",
     ("savepoints/set_aside.py", "finish"): "test_nothing_is_removed_before_the_move_is_durable",
 }
+#: It only tries whether a disk syncs: nothing is ever relied upon.
+TRIED = {("cli/upkeep/checks.py", "check_folder")}
 
 
 class Recorder:
@@ -109,11 +115,24 @@ def test_nothing_is_relied_upon_while_an_operator_is_renamed(recorded: Recorder)
     assert not found, "\n".join(map(str, found[:10]))
 
 
+def test_nothing_is_relied_upon_while_an_old_checkpoint_is_restored(recorded: Recorder) -> None:
+    found = Spy.look(History(recorded(GOES_BACK)))
+    assert not found, "\n".join(map(str, found[:10]))
+
+
+def test_what_is_put_back_without_links_is_synced(recorded: Recorder) -> None:
+    recording = recorded(Story("unaligned", ("goes_back",), "nolinks,,1"))
+    assert not Spy.look(History(recording))
+    (site,) = [one for one in sites(SOURCE) if (one.module, one.function) == ("storage/detached.py", "_link")]
+    assert site in noticed_in([recording])
+
+
 def test_each_sync_that_is_left_out_is_noticed(recorded: Recorder) -> None:
     """By the spy alone; those that matter only after a kill or an error: see below."""
-    stories = (Story("aligned"), Story("per-operator"), Story("at-once-rewind"), RENAMED)
+    stories = (Story("aligned"), Story("per-operator"), Story("at-once-rewind"), RENAMED, GOES_BACK)
     noticed = noticed_in([recorded(story) for story in stories])
-    missed = [site.name for site in sites(SOURCE) if site not in noticed and not is_after_trouble(site)]
+    needed = [site for site in sites(SOURCE) if (site.module, site.function) not in TRIALS]
+    missed = [site.name for site in needed if site not in noticed and not is_after_trouble(site)]
     assert not missed, f"nothing would notice if these were gone: {missed}"
     assert {name for name in DATABASES if name in noticed} == set(DATABASES)
 
@@ -165,7 +184,7 @@ def test_states_show_it_too_if_nothing_is_synced(recorded: Recorder, mode: str) 
 
 
 def is_after_trouble(site: Site) -> bool:
-    return (site.module, site.function) in {**AFTER_TROUBLE, **ELSEWHERE}
+    return (site.module, site.function) in {*AFTER_TROUBLE, *ELSEWHERE, *TRIED}
 
 
 def place_of(module: str, function: str) -> str:

@@ -14,9 +14,12 @@ SOURCES = TESTS.parents[1] / "src" / "cutline"
 #: Tests of the repository as a whole, which have no module.
 OF_THE_REPOSITORY = {
     "test_architecture.py",
+    "test_cli_reference.py",
     "test_house.py",
+    "test_live_screens.py",
     "test_mirror.py",
     "test_options_table.py",
+    "test_pictures.py",
     "test_ports.py",
     "test_public_names.py",
     "test_samples.py",

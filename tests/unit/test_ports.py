@@ -25,6 +25,7 @@ SUITES_AND_TWINS = {
 EXCEPTIONS = {
     "ObjectStore": "suite: conformance.objects; the twin is a real adapter, open_store('memory://name')",
     "SourceGuard": "suite: conformance.source_guard; the twin is ports.source_guard.NoGuard",
+    "Progress": "suite and twin: tests/unit/cli/test_steps.py runs Steps and ports.progress.NoProgress alike",
     "Query": "part of Engine: its suite starts and stops queries, its twin is twins.engine.IdleQuery",
     "StreamingBatch": "part of Engine: the twin is twins.engine.HandMadeBatch; rows need a real engine (integration)",
     "LiveDirs": "part of Engine, only for Spark on remote file systems; its scenarios run it on a stand-in for HDFS",
@@ -34,6 +35,7 @@ EXCEPTIONS = {
     "Claimable": "part of Sink: the sinks' suite claims if the sink can",
     "RewindsTogether": "optional part of Sink: tested with the SQL sinks, which can",
     "RewindsSoFar": "optional part of Sink: tested with the Delta and SQL sinks",
+    "RewindsToPoints": "optional part of Sink: tested with the SQL sinks",
     "Stager": "part of Sink: the sinks' suite stages through it",
     "StageWriter": "part of Sink: the sinks' suite stages through it",
 }

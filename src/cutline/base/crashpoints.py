@@ -67,6 +67,23 @@ EVOLUTION_POINTS: tuple[str, ...] = (
     "carry-logs",  # the logs under the new names are there; no record of the new checkpoint is
     "carry-manifest",  # the checkpoint under the new names is there; the generation that it counts from is not
 )
+#: Passed only when older checkpoints are kept without logs, and when one of them is restored.
+DETACH_POINTS: tuple[str, ...] = (
+    "detached",  # what a checkpoint had in flight is stored with it; no card says that it is whole
+    "put-back",  # a part of it is back in the logs; the generation that reads it does not exist
+    "downloaded-aside",  # a savepoint, or a copy of the remote tier, has put it into the logs; it is not stored apart
+)
+#: Passed only by a start whose code differs from what the flow last ran; before it, "savepoint-sent".
+DEPLOY_POINTS: tuple[str, ...] = (
+    "deploy-saved",  # the savepoint of what the former code left exists; the generation of the new code does not
+    "deploy-collected",  # an automatic savepoint beyond the number to keep is removed; nothing runs
+)
+
+#: Passed only by ``cutline restore --now``.
+RESTORE_NOW_POINTS: tuple[str, ...] = (
+    "restore-requested",  # the request is stored; the flow still runs
+    "restore-stopped",  # the flow has stopped; nothing is restored
+)
 
 _lock = threading.Lock()
 _passes = 0

@@ -7,7 +7,11 @@ own commands render them with structlog's renderers, as text or as JSON.
 from __future__ import annotations
 
 import logging
+import logging.handlers
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
@@ -62,12 +66,83 @@ def make_formatter(*, as_json: bool, in_colour: bool = False) -> logging.Formatt
 _plain = structlog.dev.plain_traceback
 
 
-def configure_logging(*, as_json: bool, level: int, stream: TextIO | None = None) -> None:
-    """For our own commands: lines on standard error, as text or as JSON."""
-    target = stream or sys.stderr
-    handler = logging.StreamHandler(target)
-    handler.setFormatter(make_formatter(as_json=as_json, in_colour=target.isatty()))
-    logger = logging.getLogger("cutline")
-    logger.handlers[:] = [handler]
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A file for log lines."""
+
+    path: Path
+    #: A new file begins at this size; 0: another program moves the file away, and it is opened again.
+    size_bytes: int
+    #: How many full files are kept.
+    keep: int
+    #: Only lines of this flow; "": only those of no flow; None: all.
+    flow: str | None = None
+
+
+def configure_logging(
+    *, as_json: bool, level: int, stream: TextIO | None = None, files: Sequence[LogFile] = ()
+) -> None:
+    """For our own commands: lines on a stream (without files: standard error) and in files, as text or as JSON.
+
+    The same files take what Spark's Python side logs. Without a file that is left out: py4j writes whole traces when
+    the JVM is lost, which Cutline itself reports.
+    """
+    handlers: list[logging.Handler] = []
+    if stream is not None or not files:
+        target = stream or sys.stderr
+        shown = logging.StreamHandler(target)
+        shown.setFormatter(make_formatter(as_json=as_json, in_colour=target.isatty()))
+        shown.addFilter(_is_not_of_py4j)
+        handlers.append(shown)
+    for file in files:
+        kept = _file_handler(file)
+        kept.setFormatter(make_formatter(as_json=as_json))
+        handlers.append(kept)
+    _direct("cutline", handlers, level)
+    for name in ("py4j", "pyspark"):
+        _direct(name, handlers, logging.WARNING if files else logging.CRITICAL)
+    if not logging.getLogger().handlers:  # py4j logs there too; the user's own settings stay
+        logging.getLogger().handlers[:] = handlers
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "/py4j/" not in record.pathname
+
+
+def _direct(name: str, handlers: Sequence[logging.Handler], level: int) -> None:
+    logger = logging.getLogger(name)
+    logger.handlers[:] = handlers
     logger.setLevel(level)
     logger.propagate = False
+
+
+def _file_handler(file: LogFile) -> logging.Handler:
+    path = str(file.path)
+    handler: logging.Handler
+    if file.size_bytes:
+        handler = _RotatedFile(path, "a", file.size_bytes, file.keep, "utf-8", delay=True, errors="backslashreplace")
+    else:
+        handler = _WatchedFile(path, "a", "utf-8", delay=True, errors="backslashreplace")
+    if file.flow is not None:
+        handler.addFilter(lambda record: str(getattr(record, "fields", {}).get("flow", "")) == file.flow)
+    return handler
+
+
+class _Quiet(logging.FileHandler):
+    """A full disk or a missing folder must not disturb the flow, nor print a trace for every line."""
+
+    def _open(self) -> Any:
+        # Its own folder only: those above it, in a flow's storage, are made where they are synced.
+        Path(self.baseFilename).parent.mkdir(exist_ok=True)
+        return super()._open()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        pass
+
+
+class _RotatedFile(_Quiet, logging.handlers.RotatingFileHandler):
+    pass
+
+
+class _WatchedFile(_Quiet, logging.handlers.WatchedFileHandler):
+    pass

@@ -20,6 +20,31 @@ _SECRET_NAME = (
 _SETTING = re.compile(rf"\b({_SECRET_NAME}\s*=\s*)('(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^\s&;,]+)", re.IGNORECASE)
 
 
+#: Whole words only, unlike above: "passengers" and "design" are names of columns.
+_SECRET_WORD = re.compile(
+    r"(?:^|[_.-])(?:pass(?:word|wd|phrase)?|pwd|secrets?|tokens?|credentials?|sas|sig(?:nature)?"
+    r"|(?:access|account|api|private)_?key)(?:$|[_.-])"
+)
+_NEW_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_ASSIGNED = re.compile(r"""([\w.-]+)(\s*=\s*)('(?:[^'\\]|\\.)*'|"[^"]*"|[^\s&;,]+)""")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the value of a setting of this name is likely to be a secret."""
+    return _SECRET_WORD.search(_NEW_WORD.sub("_", name).lower()) is not None
+
+
+def without_named_secrets(text: str) -> str:
+    """Like ``without_secrets``, for text that is code: nothing that may be SQL is hidden."""
+    if "@" not in text and "=" not in text:
+        return text
+
+    def hidden(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}{HIDDEN}" if is_secret_name(found[1]) else found[0]
+
+    return _ASSIGNED.sub(hidden, _CREDENTIALS.sub(rf"\1{HIDDEN}@", text))
+
+
 def without_secrets(text: str) -> str:
     """A message with everything hidden that looks like the credentials of an address or the value of a secret."""
     if "@" not in text and "=" not in text:

@@ -18,9 +18,11 @@ from cutline.base import durable
 from cutline.base.redaction import without_secrets
 
 #: Newest traces that are kept in a folder.
-KEPT = 10
+KEPT = 20
 #: Of a longer trace the middle is left out: the first and the last lines say what happened.
 MOST_BYTES = 256 << 10
+#: What differs from one time to the next: the ids of a query's run, addresses of objects, numbers.
+_DIFFERING = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?:0x|@)[0-9a-f]+|\d+")
 
 
 def store_trace(folder: Path, name: str, text: str) -> Path | None:
@@ -28,8 +30,7 @@ def store_trace(folder: Path, name: str, text: str) -> Path | None:
 
     ``name``: what failed. The same failure again replaces its trace, so a query that is restarted stores one.
     """
-    # Numbers and addresses differ from one time to the next.
-    same = hashlib.sha256(re.sub(r"0x[0-9a-f]+|\d+", "", text).encode(errors="replace")).hexdigest()[:8]
+    same = hashlib.sha256(_DIFFERING.sub("", text).encode(errors="replace")).hexdigest()[:8]
     path = folder / f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:80]}-{same}.txt"
     try:
         durable.make_dir(folder)

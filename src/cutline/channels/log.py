@@ -230,6 +230,20 @@ class ChannelLog:
                         return None
         return None
 
+    def rows_between(self, after: BatchId, last: BatchId) -> int | None:
+        """The rows of the batches after ``after``, up to ``last``; None: not all of them are in the log."""
+        rows, expected = 0, last
+        with self._lock:
+            for entry in reversed(self._entries):
+                if expected <= after:
+                    break
+                if not isinstance(entry, DataEntry) or entry.batch > last:
+                    continue
+                if entry.batch != expected:
+                    return None
+                rows, expected = rows + entry.rows, BatchId(expected - 1)
+        return rows if expected <= after else None
+
     @property
     def last_batch(self) -> BatchId:
         """The batch of the newest entry of either kind; a barrier names the batch it follows."""

@@ -31,7 +31,7 @@ _TRACES = "cutline-traces"
 
 
 class ExitCode(IntEnum):
-    """The exit codes of every command; the guide has the same table."""
+    """The exit codes of every command; ``make docs`` writes the table in docs/cli.md."""
 
     DONE = 0
     #: The command could not be carried out, and says why; or it has found what it looks for (damage, a violation).
@@ -42,6 +42,21 @@ class ExitCode(IntEnum):
     UNEXPECTED = 3
     #: Interrupted by Ctrl-C.
     INTERRUPTED = 130
+    #: Ended by SIGTERM.
+    TERMINATED = 143
+
+
+#: For the table in the documentation.
+MEANINGS: Mapping[ExitCode, str] = {
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "the command could not be carried out, and says why; or it has found what it looks for: damage "
+    "(`verify`), a start that would refuse (`restore --dry-run`), something that fails (`doctor`), violations "
+    "(`simulate`), a difference (`demo`)",
+    ExitCode.WRONG_USE: "the command line is wrong; `verify`: the check could not run",
+    ExitCode.UNEXPECTED: "a bug in Cutline: the text names the file with the trace. Please report it",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C. `run` stops the flow and ends with 0",
+    ExitCode.TERMINATED: "ended by SIGTERM. `run` stops the flow and ends with 0",
+}
 
 
 def run_command(command: Callable[..., Any], arguments: Sequence[str]) -> int:
@@ -54,6 +69,10 @@ def run_command(command: Callable[..., Any], arguments: Sequence[str]) -> int:
         code = command(args=list(arguments), prog_name="cutline", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         return _tell("interrupted", ExitCode.INTERRUPTED, as_json=as_json)
+    except SystemExit as ending:  # a signal, see ``cutline.cli.signals``
+        if not isinstance(ending.code, int):
+            raise
+        code = ending.code
     except Exception as error:  # noqa: BLE001 (the outermost handler: every failure is reported here)
         return report(error, as_json=as_json)
     if code == ExitCode.INTERRUPTED:
@@ -100,7 +119,7 @@ def _wrong_use(error: Any, *, as_json: bool) -> int:
         kind="UsageError",
         next_step=next_step,
         as_json=as_json,
-        text=f"{what.rstrip('.')}. Next: {next_step}",
+        text=f"{what.rstrip('.')}{'' if what.endswith('?') else '.'} Next: {next_step}",
     )
     return int(error.exit_code)
 

@@ -1,50 +1,25 @@
-"""The paths and stores of a flow that commands use."""
+"""What commands open of a flow."""
 
 from __future__ import annotations
 
 import contextlib
 from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cutline.config.loading import load_options
-from cutline.config.options import Options
-from cutline.errors import ConfigError, CutlineError, StorageError
+from cutline.cli.flows_here import FlowHere
+from cutline.errors import ConfigError, CutlineError
 from cutline.model.checkpoint import Manifest
-from cutline.model.graph import check_name
 from cutline.model.ids import Epoch
 from cutline.model.layout import Layout
 from cutline.protocol.history.known_checkpoints import of_present_history
 from cutline.runtime.lock import running_pid
-from cutline.runtime.stores import store_at
-from cutline.savepoints.store import Savepoints
 from cutline.storage.local import LocalStore
+
+if TYPE_CHECKING:
+    from cutline.savepoints.store import Savepoints
 
 #: SQLite holds numbers of 63 bits.
 _MOST_DIGITS = 18
-
-
-def layout_in(options: Options, flow: str) -> Layout:
-    """The layout of a flow, whether it exists or not. Refuses a name that no flow can have."""
-    check_name("a flow", flow)
-    storage = Path(options.storage).resolve()
-    if storage.exists() and not storage.is_dir():
-        raise StorageError(
-            "the storage is a file, not a folder", next_step="name a folder with --storage", flow=flow, path=storage
-        )
-    return Layout(storage, flow)
-
-
-def flow_layout(flow: str, storage: str | None) -> Layout:
-    """The layout of a flow that has run here."""
-    options = load_options({"storage": storage})
-    layout = layout_in(options, flow)
-    if not layout.identity.exists():
-        raise no_flow(flow, options)
-    return layout
-
-
-def no_flow(flow: str, options: Options) -> ConfigError:
-    return ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step="check --storage and the name")
 
 
 def epoch_number(text: str | None) -> Epoch | None:
@@ -52,16 +27,15 @@ def epoch_number(text: str | None) -> Epoch | None:
     if text is None or not (text.isascii() and text.isdigit()):
         return None
     if len(text) > _MOST_DIGITS:
-        raise ConfigError(f"{text[:_MOST_DIGITS]}… is too large for an epoch", next_step="see cutline verify --all")
+        raise ConfigError(f"{text[:_MOST_DIGITS]}… is too large for an epoch", next_step="see cutline checkpoints")
     return Epoch(int(text))
 
 
-def savepoints_of(flow: str, storage: str | None) -> Savepoints:
-    return savepoints_in(flow_layout(flow, storage), load_options({"storage": storage}))
+def savepoints_of(here: FlowHere) -> Savepoints:
+    from cutline.runtime.stores import store_at
+    from cutline.savepoints.store import Savepoints
 
-
-def savepoints_in(layout: Layout, options: Options) -> Savepoints:
-    return Savepoints(layout, partial(store_at, remote_options=options.remote_options))
+    return Savepoints(here.layout, partial(store_at, remote_options=here.options.remote_options))
 
 
 def is_running(layout: Layout) -> bool:

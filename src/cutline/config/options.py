@@ -6,6 +6,7 @@ Parsing, the names in the environment, the checks of ``cutline.toml``, the comma
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from cutline.config.values import Choice, Count, Duration, Kind, Place, Size, TextTable
+from cutline.config.values import Choice, Count, Duration, Kind, Ladder, Place, Size, TextTable
 from cutline.errors import ConfigError
 
 OnFailure = Literal["end", "stay"]
@@ -21,6 +22,10 @@ Mode = Literal["auto", "aligned", "unaligned", "per-operator"]
 Tier = Literal["local", "remote"]
 StateBackend = Literal["rocksdb-changelog", "rocksdb", "heap"]
 MissingInput = Literal["fail", "continue"]
+
+_MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
+#: All checkpoints for ten minutes, then one a minute for two hours, one an hour for two days, one a day for a week.
+WEEK = ((10 * _MINUTE, 0), (2 * _HOUR, _MINUTE), (2 * _DAY, _HOUR), (7 * _DAY, _DAY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Duration(),
         PerOperator(),
         Doc(
-            "Time between automatic checkpoints, and so the time that rows wait to be published. 0: checkpoints are "
-            "taken only on request."
+            "Time between automatic checkpoints, and so the time that rows wait to be published. The first one of a "
+            "new flow begins as soon as every operator with a sink has run a batch. 0: checkpoints are taken only on "
+            "request."
         ),
     ] = 10_000
     checkpoint_every_batches: Annotated[
@@ -180,6 +186,23 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     retain_age_ms: Annotated[
         int | None, Duration(), Doc("Checkpoints younger than this are kept beyond that number. Unset: age keeps none.")
     ] = None
+    retain: Annotated[
+        tuple[tuple[int, int], ...],
+        Ladder(),
+        Doc(
+            "Checkpoints to keep beyond that, ever more sparsely: `10min, 2h/1min` keeps all for ten minutes, then one "
+            "a minute until they are two hours old. They need no logs. Empty: none. Not in `per-operator` mode."
+        ),
+    ] = WEEK
+
+    auto_savepoints: Annotated[
+        int,
+        Count(),
+        Doc(
+            "Savepoints to keep of those that a start takes when the flow's code has changed. 0: none is taken, and "
+            "none is removed."
+        ),
+    ] = 5
 
     # ------------------------------------------------------------------ channels and queries
 
@@ -393,5 +416,7 @@ def build_options(*layers: Mapping[str, Any]) -> Options:
 def _field(name: str, value: Any) -> tuple[str, Any]:
     option = declarations().get(name)
     if option is None:
-        raise ConfigError(f"unknown option {name!r}", next_step=f"options are: {', '.join(OPTION_NAMES)}")
+        meant = difflib.get_close_matches(name, OPTION_NAMES)
+        known = f"did you mean {' or '.join(meant)}?" if meant else f"options are: {', '.join(OPTION_NAMES)}"
+        raise ConfigError(f"unknown option {name!r}", next_step=known)
     return option.field, option.kind.parse(name, value)

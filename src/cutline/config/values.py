@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -119,6 +120,48 @@ class Count:
 
     def allowed(self) -> str:
         return f"{self.least} or more"
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Pairs of milliseconds: until which age, and one in each how many; 0: each one."""
+
+    def parse(self, option: str, value: Any) -> tuple[tuple[int, int], ...]:
+        texts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple) or not all(isinstance(one, str) for one in texts):
+            raise ConfigError(f"{option}: {value!r} is not a list of durations", next_step=self._example())
+        rungs = tuple(self._rung(option, one) for one in texts if one.strip())
+        for before, after in itertools.pairwise(rungs):
+            if after[0] <= before[0] or after[1] <= before[1]:
+                raise ConfigError(
+                    f"{option}: {self.show([after])} does not follow {self.show([before])}",
+                    next_step=f"let ages and distances grow; {self._example()}",
+                )
+        return rungs
+
+    def _rung(self, option: str, text: str) -> tuple[int, int]:
+        until, has_distance, every = text.partition("/")
+        rung = (
+            parse_duration_ms(until, option=option),
+            parse_duration_ms(every, option=option) if has_distance else 0,
+        )
+        if rung[1] >= rung[0] or (has_distance and not rung[1]):
+            raise ConfigError(f"{option}: {text.strip()!r} keeps nothing", next_step=self._example())
+        return rung
+
+    def _example(self) -> str:
+        return 'write for example "10min, 2h/1min, 2d/1h": all for ten minutes, then one a minute, then one an hour'
+
+    def show(self, value: Any) -> str:
+        return ", ".join(
+            f"{self._span(until)}/{self._span(every)}" if every else self._span(until) for until, every in value
+        )
+
+    def _span(self, value: int) -> str:
+        return "1min" if value == _UNITS_MS["min"] else Duration().show(value)
+
+    def allowed(self) -> str:
+        return "durations, each with the distance of what stays until that age"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from cutline.base.crashpoints import crashpoint
 from cutline.connectors.sink_base import OpenedSink
@@ -64,6 +64,27 @@ class Rewindable(Protocol):
 
 S = TypeVar("S", bound=Share)
 R = TypeVar("R", bound=Rewindable)
+
+
+class Keep(NamedTuple):
+    """How many epochs a sink can be rewound to."""
+
+    epochs: int
+    #: A user has named the number. If not, the sink can also be rewound to older checkpoints of the flow.
+    is_all: bool
+
+    @property
+    def number(self) -> int:
+        """As one number, for records: negative if no user has named it."""
+        return self.epochs if self.is_all else -self.epochs
+
+    @classmethod
+    def of(cls, number: int) -> Keep:
+        return cls(abs(number), is_all=number > 0)
+
+    @classmethod
+    def asked(cls, number: int | None, default: int) -> Keep:
+        return cls(default if number is None else number, is_all=number is not None)
 
 
 def may_publish_for(ledger: SinkLedger, epoch: Epoch) -> bool:

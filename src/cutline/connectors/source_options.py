@@ -45,6 +45,22 @@ def convert(offset: Mapping[str, Any], type_: type[P]) -> P:
     return msgspec.convert(offset, type_)
 
 
+def furthest_of(
+    positions: Iterable[dict[str, Any]],
+    kind: str,
+    *,
+    is_own: Callable[[dict[str, Any]], bool],
+    distance: Callable[[dict[str, Any]], int],
+) -> dict[str, Any] | None:
+    """A reader's own position among those of a query; None: the query has read no source of this kind.
+
+    If none is its own, one of its kind: the reader then says what was changed.
+    """
+    of_kind = [position for position in positions if position.get("source") == kind]
+    own = [position for position in of_kind if is_own(position)]
+    return max(own, key=distance) if own else next(iter(of_kind), None)
+
+
 # ------------------------------------------------------------------------------------------------- options
 
 

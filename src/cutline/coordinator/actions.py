@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from cutline.base.clock import now_ms
@@ -41,6 +41,7 @@ from cutline.protocol.messages.coordinator import (
     StorePending,
 )
 from cutline.protocol.messages.wire import AckRequested, BarrierRequested, EpochClosed
+from cutline.protocol.publish.commit import CommitPermit
 
 log = get_logger(__name__)
 
@@ -100,7 +101,7 @@ class Actions:
             case AnnounceClosed():
                 self._announce(action)
             case CommitSink():
-                self._links.send(action.permit.operator, action.permit)
+                self._links.send(action.permit.operator, self._with_saved(action.permit))
             case ReleaseEpochs():
                 crashpoint("after-sink-commits")
                 self._ports.release(action, self._replies.collected)
@@ -111,6 +112,12 @@ class Actions:
             case _:
                 assert_never(action)
         return None
+
+    def _with_saved(self, permit: CommitPermit) -> CommitPermit:
+        saved = self._ports.saved_epochs()
+        if permit.rewind_points is None or saved is None:
+            return replace(permit, rewind_points=None)
+        return replace(permit, rewind_points=tuple(sorted({*permit.rewind_points, *saved})))
 
     def _announce(self, action: AnnounceClosed) -> None:
         names = self._links.operators if action.operator is None else [action.operator]
@@ -148,6 +155,7 @@ class Actions:
             before=before,
             completed_ms=now_ms(),
             history=self._ports.history,
+            code=self._ports.code,
         )
         crashpoint("before-manifest")
         if self._ports.upload_first is not None:
@@ -190,7 +198,8 @@ class Actions:
                 ended_ms=manifest.completed_ms,
                 outcome="completed",
                 reason="",
-                details=statistics(manifest),
+                details=statistics(manifest, self._rows_of(manifest)),
+                code=manifest.code,
             )
         )
         self._ports.metrics.checkpoint_completed(manifest.epoch, duration_ms)
@@ -202,6 +211,11 @@ class Actions:
             completed_ms=manifest.completed_ms,
             found=None if by_us else found_manifest(manifest),
         )
+
+    def _rows_of(self, manifest: Manifest) -> dict[OperatorId, int | None]:
+        """What each operator has produced for this checkpoint."""
+        cuts = manifest.operators.items()
+        return {name: self._ports.rows_between(name, cut.after_batch, cut.batch) for name, cut in cuts}
 
     def _store_aborted(self, action: StoreAborted) -> CoordinatorEvent:
         reason = without_secrets(action.reason)

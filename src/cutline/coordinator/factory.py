@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cutline.base.clock import now_ms
 from cutline.config.options import OperatorOptions, Options
 from cutline.model.checkpoint import Manifest
+from cutline.model.generation import GenerationRecord
 from cutline.model.graph import FlowGraph
 from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.model.plan import OperatorPlan
@@ -15,9 +16,9 @@ from cutline.protocol.checkpoint.coordinator import Coordinator
 from cutline.protocol.checkpoint.per_operator import FlowCoordinator, PerOperatorCoordinator
 from cutline.protocol.checkpoint.setup import EpochNumbers, Settings, Topology
 from cutline.protocol.checkpoint.trigger import TriggerPolicy, TriggerSettings
-from cutline.protocol.history.known_checkpoints import complete_epoch
+from cutline.protocol.history.known_checkpoints import complete_epoch, of_present_history
 from cutline.protocol.history.remote_schedule import Cadence
-from cutline.protocol.history.retention import RetentionPolicy
+from cutline.protocol.history.retention import RetentionPolicy, Rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,29 @@ def trigger_settings(options: Options, own_interval_ms: int | None = None) -> Tr
         event_time_ms=options.checkpoint_event_time_ms,
         backlog_interval_ms=options.checkpoint_interval_backlog_ms,
     )
+
+
+def retention_policy(options: Options) -> RetentionPolicy:
+    """An operator that is checkpointed alone reads the logs up to now when it is restored: no ladder spares them."""
+    is_alone = options.is_per_operator
+    ladder = () if is_alone else tuple(Rung(until_ms=until, every_ms=every) for until, every in options.retain)
+    return RetentionPolicy(
+        count=options.retain_checkpoints, age_ms=options.retain_age_ms, ladder=ladder, detaches=not is_alone
+    )
+
+
+def on_ladder(
+    options: Options, load_all: Callable[[], Iterable[Manifest]], generations: Sequence[GenerationRecord]
+) -> set[Epoch]:
+    """Of the checkpoints in the remote tier, those to keep for their age, whether this host has them or not.
+
+    It may have taken over from another one, or have uploaded others than it keeps itself.
+    """
+    policy = retention_policy(options)
+    if not policy.ladder:
+        return set()
+    manifests = of_present_history(load_all(), generations)
+    return set(policy.on_ladder(((one.epoch, one.completed_ms) for one in manifests), now_ms()))
 
 
 def _operator_timeouts_ms(graph: FlowGraph, options: Options) -> dict[OperatorId, int]:
@@ -122,8 +146,12 @@ def _core_of(
             timeout_ms=options.checkpoint_timeout_ms,
             operator_timeouts_ms=_operator_timeouts_ms(graph, options),
             alignment_limit_ms=options.alignment_limit_ms(),
-            retention=RetentionPolicy(count=options.retain_checkpoints, age_ms=options.retain_age_ms),
-            trigger=TriggerPolicy(trigger_settings(options, own_interval_ms), first_ms=now_ms()),
+            retention=retention_policy(options),
+            trigger=TriggerPolicy(
+                trigger_settings(options, own_interval_ms),
+                first_ms=now_ms(),
+                awaited=None if manifests else [name for name in operators if graph.sinks_of(name)],
+            ),
             tolerable_failures=options.tolerable_failures,
         ),
         numbers=numbers,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cutline.coordinator.manifests import operator_cut
 from cutline.model.checkpoint import Manifest, OperatorCut
+from cutline.model.ids import OperatorId
 from cutline.protocol.checkpoint.pending_epoch import PendingEpoch
 
 
-def statistics(manifest: Manifest) -> dict[str, Any]:
-    """Figures of a complete checkpoint; those of the subtasks are in the manifest only."""
+def statistics(manifest: Manifest, rows: Mapping[OperatorId, int | None] | None = None) -> dict[str, Any]:
+    """Figures of a complete checkpoint; those of the subtasks are in the manifest only.
+
+    ``rows``: what each operator has produced since the checkpoint before; None: not known.
+    """
     in_flight = [flight for cut in manifest.channels.values() for flight in cut.in_flight.values()]
     measured = [flight for flight in in_flight if flight.rows is not None]
     cuts = manifest.operators
@@ -24,7 +29,7 @@ def statistics(manifest: Manifest) -> dict[str, Any]:
         # Inputs whose amounts were not measured; the sums do not include them.
         "in_flight_unmeasured": len(in_flight) - len(measured),
         "unaligned_operators": sorted(name for name, cut in cuts.items() if cut.mode == "unaligned"),
-        "operators": {name: _figures(cut) for name, cut in cuts.items()},
+        "operators": {name: {**_figures(cut), "rows": (rows or {}).get(name)} for name, cut in cuts.items()},
     }
 
 

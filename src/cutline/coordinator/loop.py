@@ -27,6 +27,7 @@ from cutline.model.status import (
     MessageCounts,
     PendingStatus,
     SinkProblem,
+    SinkStatus,
 )
 from cutline.protocol.checkpoint.per_operator import FlowCoordinator
 from cutline.protocol.checkpoint.releases import EntryReleases
@@ -224,6 +225,11 @@ class CoordinatorService:
         with self._lock:
             return {item.epoch: item.batches[operator] for item in self._core.complete if operator in item.batches}
 
+    def retained(self) -> frozenset[Epoch]:
+        """The complete epochs of the present history."""
+        with self._lock:
+            return frozenset(item.epoch for item in self._core.complete)
+
     def generation(self) -> Generation:
         with self._lock:
             return self._core.generation
@@ -267,6 +273,8 @@ class CoordinatorService:
                     pins=sorted(core.pins),
                     complete=[item.epoch for item in core.complete],
                     pending=pending,
+                    last_completed_ms=core.complete[-1].completed_ms if core.complete else None,
+                    next_ms=core.next_checkpoint_ms(now_ms=now),
                 ),
                 messages=MessageCounts(
                     links=dict(self._links.counts()),
@@ -278,6 +286,20 @@ class CoordinatorService:
     def published(self, sink: SinkId) -> Epoch:
         with self._lock:
             return self._core.published(sink)
+
+    def sink_status(self, sink: SinkId, operator: OperatorId) -> SinkStatus:
+        with self._lock:
+            published, problem = self._core.published(sink), self._sink_problems.get(sink)
+            completed = {item.epoch: item.completed_ms for item in self._core.complete if operator in item.batches}
+        waiting = [at_ms for epoch, at_ms in completed.items() if epoch > published]
+        return SinkStatus(
+            operator=operator,
+            published_epoch=published,
+            published_epoch_ms=completed.get(published),
+            lag_ms=max(now_ms() - min(waiting), 0) if waiting else 0,
+            failures=problem.failures if problem is not None else 0,
+            problem=problem.problem if problem is not None else "",
+        )
 
     # ------------------------------------------------------------------ the loop
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from cutline.model.checkpoint import ChannelCut, Manifest, OperatorCut, SubtaskCut
 from cutline.model.cut import InFlight, OperatorAck
 from cutline.model.history import Identity
-from cutline.model.ids import NO_BATCH, BatchId, FlowName, Generation, OperatorId, Position
+from cutline.model.ids import NO_BATCH, NO_CODE, BatchId, CodeHash, FlowName, Generation, OperatorId, Position
 from cutline.protocol.history.lineage import Lineage, spans_of
 from cutline.protocol.messages.coordinator import FoundManifest, StoreManifest
 from cutline.protocol.publish.publishing import CompleteEpoch
@@ -22,10 +22,11 @@ def build_manifest(
     before: CompleteEpoch | None,
     completed_ms: int,
     history: Identity = "",
+    code: CodeHash = NO_CODE,
 ) -> Manifest:
     """The record of a checkpoint that all operators have acknowledged; ``before``: the newest complete one.
 
-    ``history``: the identity of the generation in which this process has started.
+    ``history``: the identity of the generation in which this process has started; ``code``: what it runs.
     """
     after = before.batches if before else {}
     in_flight: dict[OperatorId, dict[OperatorId, InFlight]] = {name: {} for name in action.acks}
@@ -43,6 +44,7 @@ def build_manifest(
         completed_ms=completed_ms,
         is_inherited=action.is_inherited,
         history=history,
+        code=code,
         operators={name: operator_cut(ack, after.get(name, NO_BATCH)) for name, ack in action.acks.items()},
         channels={
             name: ChannelCut(barrier=ack.cut.barrier, lineage=spans_of(lineages[name]), in_flight=in_flight[name])

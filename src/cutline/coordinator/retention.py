@@ -9,16 +9,18 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
 from cutline.base.logs import get_logger
 from cutline.coordinator.ports import OnCollected
+from cutline.errors import CutlineError, DamagedRecordError
 from cutline.model.ids import Epoch
 from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.protocol.checkpoint.releases import joint_release
 from cutline.protocol.history.retention import EpochNeeds, needs_of
 from cutline.protocol.messages.coordinator import ReleaseEpochs
+from cutline.storage.detached import DetachedLogs
 
 log = get_logger(__name__)
 
@@ -41,6 +43,7 @@ class Janitor:
         self,
         *,
         checkpoints: CheckpointStore,
+        detached: DetachedLogs,
         check_fence: Callable[[], None] = lambda: None,
         collect_left_logs: Callable[[], object] = tuple,
     ) -> None:
@@ -55,6 +58,13 @@ class Janitor:
         self.at_rest = threading.Lock()
         self._collect_left_logs = collect_left_logs
         self._checkpoints = checkpoints
+        self._detached = detached
+        #: What the manifests read so far need of the logs; there may be hundreds, and none ever changes.
+        self._needs: dict[Epoch, EpochNeeds] = {}
+        #: Epochs of which the logs have not all that they had in flight: no entry that is kept makes them whole again.
+        self._beyond_logs: set[Epoch] = set()
+        #: Known to be detached: there may be hundreds, and only this janitor removes what they had in flight.
+        self._needless: set[Epoch] = set()
         self._requests: queue.SimpleQueue[tuple[ReleaseEpochs, OnCollected] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cutline-janitor", daemon=True)
         #: Released epochs that are not collected yet; the next request retries a failed collection.
@@ -83,9 +93,9 @@ class Janitor:
         self._requests.put((request, on_collected))
 
     def hold(self, epoch: Epoch) -> bool:
-        """Keep a checkpoint, and all it needs, until ``end_hold``; False if it is collected already."""
+        """Keep a checkpoint, and all it needs, until ``end_hold``; False if it, or the logs it needs, may be gone."""
         with self.at_rest:
-            if epoch not in self._checkpoints.epochs():
+            if epoch not in self._checkpoints.epochs() or self._is_detached(epoch):
                 return False
             self._held[epoch] += 1
             return True
@@ -137,10 +147,14 @@ class Janitor:
         with self.at_rest:
             self._doomed.update(request.drop)
             held = set(self._held)
-            needs = [needs_of(self._checkpoints.load_manifest(epoch)) for epoch in {*request.retained, *held}]
+            self._detach(set(request.detach) - held)
+            needs = self._needs_of({*request.retained, *held})
             gone = self._checkpoints.collect(self._doomed - held, request.open_from, self._check)
             self._doomed &= held
             self._check()
+            for epoch in set(self._detached.epochs()).difference(self._checkpoints.epochs()):
+                self._needless.discard(epoch)
+                self._detached.remove(epoch)
             try:
                 self._collect_left_logs()
             except Exception:  # the next request retries; what the other logs may release does not depend on it
@@ -148,3 +162,29 @@ class Janitor:
         if gone:
             log.debug("checkpoints_collected", epochs=gone)
         return needs
+
+    def _detach(self, epochs: Collection[Epoch]) -> None:
+        self._beyond_logs &= set(epochs)
+        for epoch in sorted(set(epochs) - self._beyond_logs):
+            if self._is_detached(epoch):
+                continue
+            self._check()
+            try:
+                self._detached.store(self._checkpoints.load_manifest(epoch))
+            except (CutlineError, OSError) as error:  # it keeps its part of the logs; the next request retries
+                log.warning("checkpoint_not_detached", epoch=epoch, reason=str(error))
+                if isinstance(error, DamagedRecordError):
+                    self._beyond_logs.add(epoch)
+
+    def _needs_of(self, epochs: Collection[Epoch]) -> list[EpochNeeds]:
+        """What the epochs need of the logs: nothing if they are detached, or cannot be restored from the logs."""
+        attached = {epoch for epoch in epochs if epoch not in self._beyond_logs and not self._is_detached(epoch)}
+        self._needs = {
+            epoch: self._needs.get(epoch) or needs_of(self._checkpoints.load_manifest(epoch)) for epoch in attached
+        }
+        return list(self._needs.values())
+
+    def _is_detached(self, epoch: Epoch) -> bool:
+        if epoch not in self._needless and self._detached.has(epoch):
+            self._needless.add(epoch)
+        return epoch in self._needless

@@ -16,7 +16,7 @@ from cutline.model.ids import Epoch, OperatorId
 Verdict = Literal["good", "damaged", "left", "gone"]
 
 BACKUP = "restore the file from a backup"
-OTHER_EPOCH = "this checkpoint cannot be trusted: restore to another one, and take a new one (trigger_checkpoint)"
+OTHER_EPOCH = "this checkpoint cannot be trusted: restore another one, or take a new one (cutline savepoint create)"
 LIVE_LOG = "only a running flow can continue; take a new checkpoint now, and do not restart before it is complete"
 RESTORE_INPUT = "put the input file in place before the restore, or take newer checkpoints until this one is released"
 

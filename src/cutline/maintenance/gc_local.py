@@ -32,6 +32,7 @@ from cutline.protocol.history.lineage import lineage_of
 from cutline.protocol.history.retention import EpochNeeds, needs_of, truncation_points
 from cutline.recovery.retired_operators import held_files, left_folders
 from cutline.savepoints.store import is_finished
+from cutline.storage.detached import DetachedLogs
 from cutline.worker.log_replay import needs_behind_log
 
 
@@ -188,8 +189,9 @@ class LocalCollector:
         if newest is None:
             return
         manifests = [self._checkpoints.load_manifest(epoch) for epoch in self._checkpoints.epochs()]
+        attached = [one for one in manifests if not DetachedLogs(self._layout).has(one.epoch)]
         live = {one.epoch for one in of_present_history(manifests, self._generations.load_all())}
-        needs = [needs_of(one) if one.epoch in live else _without_owners(needs_of(one)) for one in manifests]
+        needs = [needs_of(one) if one.epoch in live else _without_owners(needs_of(one)) for one in attached]
         touched_by = {
             name: {name, *(reader for reader, inputs in newest.inputs.items() if name in inputs)} for name in channels
         }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from cutline.base import durable
 from cutline.base.clock import now_ms
+from cutline.config.options import Options
+from cutline.coordinator.factory import on_ladder
 from cutline.errors import DamagedRecordError
 from cutline.maintenance.findings import WHY, Collected, Garbage, OnFound, _ignore
-from cutline.model.ids import Epoch, Generation
+from cutline.model.generation import GenerationRecord
+from cutline.model.ids import Epoch
 from cutline.ports.inspection import CoordinatorRecords
 from cutline.ports.objects import ObjectInfo
 from cutline.protocol.history.remote_retention import kept_when_stopped, progress_when_stopped
@@ -21,8 +24,8 @@ def collect_remote(
     known: CoordinatorRecords,
     *,
     here: Collection[Epoch],
-    retain: int,
-    generation: Generation,
+    options: Options,
+    generations: Sequence[GenerationRecord],
     grace_ms: int,
     is_dry_run: bool,
     on_found: OnFound = _ignore,
@@ -32,9 +35,14 @@ def collect_remote(
     ``here``: the checkpoints of this host.
     """
     there = tier.checkpoints.epochs()
-    # Without the coordinator's records, neither pins nor the progress of sinks are known: every checkpoint stays.
-    keep = set(there) if known.problem else kept_when_stopped(there, here=here, pins=known.pins, retain=retain)
+    # An interrupted start has taken a generation, perhaps recorded it in the remote tier, but not here.
+    generation = max([known.generation, *(record.generation for record in generations)])
     try:
+        # Without the coordinator's records, neither pins nor the progress of sinks are known: every checkpoint stays.
+        keep = set(there)
+        if not known.problem:
+            pins = known.pins | on_ladder(options, lambda: map(tier.checkpoints.load_manifest, there), generations)
+            keep = kept_when_stopped(there, here=here, pins=pins, retain=options.retain_checkpoints)
         gone = tier.collector.collect(
             keep,
             progress=progress_when_stopped(known.published, known.seen),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from cutline.base import durable
 from cutline.channels import entry_files as codec
@@ -17,6 +18,7 @@ from cutline.model.generation import GenerationRecord
 from cutline.model.ids import OperatorId, Position
 from cutline.model.layout import Layout
 from cutline.protocol.history.lineage import Lineage, lineage_of
+from cutline.storage.detached import DetachedLogs
 
 
 class ChannelCheck:
@@ -27,6 +29,7 @@ class ChannelCheck:
         self._deep = deep
 
     def check(self, look: Look, manifest: Manifest, generations: StoredGenerations) -> None:
+        holder = DetachedLogs(self._layout).holder(manifest.epoch)
         for name, cut in sorted(manifest.channels.items()):
             lineage = lineage_of(cut.lineage)
             for consumer, flight in cut.in_flight.items():
@@ -34,7 +37,7 @@ class ChannelCheck:
                     text = f"{consumer} had read {name} up to {flight.first}, past the barrier at {cut.barrier}"
                     look.problem(self._layout.manifest(manifest.epoch), text, consumer)
             first = min((flight.first for flight in cut.in_flight.values()), default=cut.barrier)
-            found = self._check_entries(look, name, lineage, first, cut.barrier)
+            found = self._check_entries(look, holder.channel(name), lineage, first, cut.barrier)
             self._check_barrier(look, manifest, name, lineage, found.get(cut.barrier))
             if len(found) == cut.barrier - first + 1:
                 self._check_amounts(look, manifest, name, found)
@@ -45,7 +48,7 @@ class ChannelCheck:
     def _check_entries(
         self,
         look: Look,
-        channel: OperatorId,
+        folder: Path,
         lineage: Lineage,
         first: Position,
         last: Position,
@@ -53,7 +56,7 @@ class ChannelCheck:
         next_step: str = OTHER_EPOCH,
     ) -> dict[Position, Entry]:
         """Entries in [first, last] must exist, be consecutive, and have their segments; returns the good ones."""
-        folder = self._layout.channel(channel)
+        channel = OperatorId(folder.name)
         found: dict[Position, Entry] = {}
         before: Entry | None = None
         for seq in map(Position, range(first, last + 1)):
@@ -76,18 +79,17 @@ class ChannelCheck:
                 text = f"it belongs to batch {entry.batch}, the entry before it to batch {before.batch}"
                 look.problem(path, text, channel, next_step=next_step)
             for segment in entry.segments if isinstance(entry, DataEntry) else ():
-                self._check_segment(look, channel, segment)
+                self._check_segment(look, folder, segment)
             found[seq] = before = entry
         return found
 
-    def _check_segment(self, look: Look, channel: OperatorId, segment: Segment) -> None:
-        folder = self._layout.channel(channel)
+    def _check_segment(self, look: Look, folder: Path, segment: Segment) -> None:
         try:
             problem = SegmentStore.of(folder).problem(segment, deep=self._deep)
         except StoreError as error:
             problem = f"whether the segment exists is unknown: {error}"
         if problem is not None:
-            look.problem(codec.data_dir(folder) / segment.name, problem, channel)
+            look.problem(codec.data_dir(folder) / segment.name, problem, OperatorId(folder.name))
         look.add(segment.size_bytes)
 
     def _check_barrier(
@@ -120,7 +122,9 @@ class ChannelCheck:
             for channel, first in needed.items():
                 lineage = lineage_of(current.lineage[channel])
                 last = self._last_entry(channel, lineage)
-                self._check_entries(look, channel, lineage, Position(first), last, next_step=LIVE_LOG)
+                self._check_entries(
+                    look, self._layout.channel(channel), lineage, Position(first), last, next_step=LIVE_LOG
+                )
 
     def _last_entry(self, channel: OperatorId, lineage: Lineage) -> Position:
         last = lineage.spans[-1].start - 1

@@ -12,7 +12,9 @@ from cutline.model.cut import InFlight, Timings
 from cutline.model.generation import Spans
 from cutline.model.history import Identity
 from cutline.model.ids import (
+    NO_CODE,
     BatchId,
+    CodeHash,
     Count,
     Epoch,
     FlowName,
@@ -155,6 +157,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     carried_from: Epoch | None = None
     #: The identity of the generation in which the process that completed it had started; empty in former versions.
     history: Identity = ""
+    #: The code of the process that completed it; its generation's record describes it. Empty in former versions.
+    code: CodeHash = NO_CODE
     operators: dict[OperatorId, OperatorCut]
     channels: dict[OperatorId, ChannelCut]
 

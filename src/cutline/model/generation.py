@@ -8,7 +8,19 @@ import msgspec
 
 from cutline.model import validation
 from cutline.model.history import Identity
-from cutline.model.ids import Count, Epoch, Generation, MomentMs, OperatorId, Position, Text
+from cutline.model.ids import (
+    NO_CODE,
+    CodeHash,
+    Count,
+    Epoch,
+    Generation,
+    MomentMs,
+    OperatorId,
+    Position,
+    SinkId,
+    Text,
+    Version,
+)
 from cutline.model.validation import Problem
 
 #: (generation, first position) pairs; see ``cutline.protocol.history.lineage``.
@@ -24,6 +36,27 @@ class LostInput(msgspec.Struct, frozen=True, kw_only=True):
     why: Text
     #: Number of files or messages, as far as known.
     parts: Count
+
+
+class OperatorCode(msgspec.Struct, frozen=True, kw_only=True):
+    """The code of one operator."""
+
+    #: Its function, with what that depends on in its file.
+    function: CodeHash
+    #: Inputs, subtasks, output mode and options, as the code declares them.
+    declaration: CodeHash
+
+
+class FlowCode(msgspec.Struct, frozen=True, kw_only=True):
+    """Which code a generation runs; see ``cutline.fingerprint``. No text of it: savepoints and buckets hold copies."""
+
+    #: Of everything below; manifests name it.
+    hash: CodeHash = NO_CODE
+    python: Version
+    pyspark: Version
+    cutline: Version
+    operators: dict[OperatorId, OperatorCode]
+    sinks: dict[SinkId, CodeHash]
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +92,10 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     parent: Identity = ""
     #: The host that began it, for messages. No path: savepoints and buckets hold copies of this record.
     host: Text = ""
+    #: What it runs; None in records of former versions.
+    code: FlowCode | None = None
+    #: When the flow first ran this code.
+    code_since_ms: MomentMs = 0
 
     def problems(self) -> Iterator[Problem]:
         """What no generation of ours says; see ``cutline.model.validation``."""

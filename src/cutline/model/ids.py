@@ -33,9 +33,14 @@ BatchId = NewType("BatchId", Annotated[int, Meta(ge=-1, le=MOST)])
 #: A position between two entries of a channel's log: everything below it has been read.
 Position = NewType("Position", _Number)
 
+#: Identifies code: the beginning of a SHA-256 hash. Empty: not known.
+CodeHash = NewType("CodeHash", Annotated[str, Meta(pattern=r"^([0-9a-f]{12})?\Z")])
+
 NO_EPOCH = Epoch(0)
 NO_BATCH = BatchId(-1)
 START = Position(0)
+#: Of records of former versions.
+NO_CODE = CodeHash("")
 
 #: How many of something, and how many bytes.
 Count = Annotated[int, Meta(ge=0, le=MOST)]
@@ -44,6 +49,8 @@ SizeBytes = Annotated[int, Meta(ge=0, le=MOST)]
 MomentMs = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]
 Crc32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+#: The version of a program, as it is shown in messages. Empty: not known.
+Version = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.+_-]{0,64}\Z")]
 #: One name in a folder that Cutline made.
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
 #: A sentence that a person wrote or reads.

@@ -124,6 +124,24 @@ class Layout:
         return frozenset((*own, self.root / "aside"))
 
     @property
+    def detached(self) -> Path:
+        return self.root / "detached"
+
+    def detached_epoch(self, epoch: Epoch) -> Path:
+        """What a detached checkpoint had in flight."""
+        return self.detached / f"{epoch:012d}"
+
+    @property
+    def restore_limits(self) -> Path:
+        """What limited restores when the flow stopped; for a person."""
+        return self.root / "restore-limits.json"
+
+    @property
+    def put_back(self) -> Path:
+        """Names what a start has put back into the logs."""
+        return self.root / "put-back.json"
+
+    @property
     def savepoints(self) -> Path:
         return self.root / "savepoints"
 

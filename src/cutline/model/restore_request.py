@@ -8,7 +8,7 @@ import msgspec
 class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Given to a start, or stored for the next one; it is removed only after a start has carried it out."""
 
-    #: An epoch, or the name of a savepoint.
+    #: An epoch, the name of a savepoint, or "before-last-deploy".
     to: str
     #: Renamed operators: old → new.
     rename: dict[str, str] = {}

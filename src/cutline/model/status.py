@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from cutline.model.generation import LostInput
+from cutline.model.graph import RollbackPolicy
 from cutline.model.ids import BatchId, Epoch, FlowName, Generation, OperatorId, SinkId, Subtask
 
 
@@ -24,6 +25,8 @@ class EpochOutcome(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["completed", "aborted"]
     reason: str
     details: dict[str, Any]
+    #: The code that completed it; empty if it was aborted, or in records of former versions.
+    code: str = ""
 
 
 # ---------------------------------------------------------------------- the coordinator
@@ -46,6 +49,12 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     pins: list[Epoch]
     complete: list[Epoch]
     pending: dict[Epoch, PendingStatus]
+    #: When the newest complete one was complete; None: there is none.
+    last_completed_ms: int | None = None
+    #: When the next one is to begin by itself; None: only progress or a request begins one, or one is under way.
+    next_ms: int | None = None
+    #: The interval of the timer; 0: there is no timer.
+    interval_ms: int = 0
 
 
 class HealthStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +118,12 @@ class OperatorStatus(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     rows: int
     batch_ms: float
+    #: Over the last seconds.
+    rows_per_second: float = 0.0
     #: Rows that each consumer has yet to read.
     backlog_rows: dict[str, int]
+    #: How long the oldest of these rows has waited, per consumer; 0: none waits.
+    backlog_ms: dict[str, int] = {}
     waiting_for_room: bool
     #: Epochs that it aligns, and the inputs whose barrier has not arrived.
     aligning: dict[Epoch, list[OperatorId]]
@@ -118,6 +131,12 @@ class OperatorStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: Consecutive failures of its query without a finished batch, and the cause of the last one.
     failures: int = 0
     problem: str = ""
+    #: The time of all its batches since this process started it; with ``rows``, how fast it is.
+    busy_ms: float = 0.0
+    #: The file that holds the whole trace of the last failure; empty: none.
+    trace: str = ""
+    #: What Spark says its state takes; None: it keeps none, or no batch has finished yet.
+    state_bytes: int | None = None
 
 
 class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +144,10 @@ class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     operator: OperatorId
     published_epoch: Epoch
+    #: When the checkpoint of that epoch was complete; None: not known, or nothing is published.
+    published_epoch_ms: int | None = None
+    #: How long the oldest complete checkpoint that it has yet to publish has waited; 0: none waits.
+    lag_ms: int = 0
     #: Consecutive failures to publish, and the cause of the last one.
     failures: int = 0
     problem: str = ""
@@ -145,6 +168,33 @@ class SinkDetails(msgspec.Struct, frozen=True, kw_only=True):
     #: Output that executors have staged and that is not published yet.
     staged_batches: int
     staged_rows: int
+
+
+class RewindWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a sink of a running flow can be rewound."""
+
+    sink: SinkId
+    published: Epoch
+    on_rollback: RollbackPolicy
+    can_rewind: bool
+    #: The oldest epoch that a rewind reaches; NO_EPOCH: any. None: the sink could not be asked, see ``problem``.
+    oldest: Epoch | None
+    #: Above it, the epochs that a rewind does not reach: each from the first up to, and without, the second.
+    gaps: list[tuple[Epoch, Epoch]] = []
+    problem: str = ""
+
+
+#: The kind of the record that a stopped flow leaves.
+RESTORE_LIMITS = "restore-limits"
+
+
+class RestoreLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What limits how far a running flow can be restored; or what did when it stopped."""
+
+    sinks: list[RewindWindow]
+    #: Options that decide what is retained, by the names of their fields in ``Options``.
+    options: dict[str, Any]
+    at_ms: int = 0
 
 
 # ---------------------------------------------------------------------- the flow
@@ -210,6 +260,21 @@ class WaitingStatus(msgspec.Struct, frozen=True, kw_only=True):
     next_try_ms: int | None
 
 
+class CodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Which code runs, and whether the flow ran other code before this start."""
+
+    hash: str
+    #: When the flow first ran it.
+    since_ms: int
+    python: str
+    pyspark: str
+    cutline: str
+    #: What has changed, in one line; empty: nothing since the last run.
+    change: str = ""
+    #: The savepoint of the state as the former code left it; empty: none was due or possible.
+    savepoint: str = ""
+
+
 class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole status of one flow."""
 
@@ -232,3 +297,8 @@ class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting: list[WaitingStatus] = []
     #: Why it has failed, the root cause first; empty unless it has.
     failure: str = ""
+    #: None in a status of a former version.
+    code: CodeStatus | None = None
+    #: When this process started the flow, and when the status was taken; 0 in a status of a former version.
+    started_ms: int = 0
+    at_ms: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -98,8 +98,8 @@ class Query(Protocol):
         """Wait until everything that the query's sources have now is processed, or until the query has ended."""
         ...
 
-    def progress(self) -> dict[str, Any]:
-        """Human-readable figures of the newest batch."""
+    def state_bytes(self) -> int | None:
+        """How much state the query keeps, after its newest batch; None: no state, or not known. Never raises."""
         ...
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cutline.protocol.publish.commit import CommitPermit
+    from cutline.protocol.publish.rewind_points import Gap
 
 
 class StageAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,4 +141,13 @@ class RewindsSoFar(Protocol):
 
     def oldest_rewind(self) -> Epoch:
         """The oldest epoch that ``rewind`` reaches."""
+        ...
+
+
+@runtime_checkable
+class RewindsToPoints(Protocol):
+    """A sink whose older epochs become as sparse as the flow's checkpoints (``CommitPermit.rewind_points``)."""
+
+    def rewind_gaps(self) -> tuple[Gap, ...]:
+        """The epochs, above the oldest one, that ``rewind`` does not reach."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cutline.model.generation import FlowCode
 from cutline.model.graph import FlowGraph
 from cutline.model.ids import OperatorId, SinkId
 from cutline.model.layout import Layout
@@ -12,6 +13,7 @@ from cutline.model.plan import OperatorPlan
 from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.ports.generation_store import GenerationStore
 from cutline.ports.metadata import MetadataStore
+from cutline.ports.progress import NoProgress, Progress
 from cutline.ports.query_dir import QueryDir
 from cutline.ports.sinks import Sink
 from cutline.protocol.history.evolution import Definition
@@ -34,6 +36,10 @@ class FlowAtRest:
     #: The tier that has checkpoints when this host has none; None: the flow has no remote tier.
     remote: RemoteAtStart | None = None
     is_per_operator: bool = False
+    #: What is about to run; None: not known.
+    code: FlowCode | None = None
+    #: Told what the recovery does.
+    progress: Progress = field(default_factory=NoProgress)
 
     @property
     def definition(self) -> Definition:

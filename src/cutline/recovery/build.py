@@ -24,6 +24,7 @@ from cutline.recovery.evolve import begin_log, evolve
 from cutline.recovery.inputs import ran_in
 from cutline.recovery.logs import continued
 from cutline.recovery.repeating import build_each_alone
+from cutline.storage.detached import DetachedLogs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,7 @@ class Builder:
 
     def _whole(self, plan: RestorePlan) -> Built:
         names, restorer, manifests = self.flow.graph.names, self._restorer(plan), list(plan.manifests)
+        DetachedLogs(self.flow.layout).put_back(manifests[-1], self.generation)
         spark_dirs = dict.fromkeys(names, self.generation)
         if plan.evolved_epoch is None:
             return self._built(plan, restorer.build(manifests[-1], names), spark_dirs)

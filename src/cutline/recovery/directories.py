@@ -82,7 +82,9 @@ class Restorer:
         return self.build(manifest, region)
 
     def record(self, manifest: Manifest, operator: OperatorId) -> OperatorRecord:
-        return verified_record(self.flow.checkpoints, manifest, operator)
+        record = verified_record(self.flow.checkpoints, manifest, operator)
+        self.flow.progress.add_bytes(manifest.operators[operator].size_bytes)
+        return record
 
     def place(self, record: OperatorRecord, name: OperatorId) -> None:
         """Build the directory that an operator continues in. Positions in lost input are moved if that is allowed."""

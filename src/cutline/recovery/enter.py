@@ -19,6 +19,7 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.history import Identity
 from cutline.model.ids import Generation, OperatorId
+from cutline.protocol.deploys import code_since
 from cutline.protocol.history.histories import identity_of
 from cutline.protocol.history.lineage import Lineage, spans_of
 from cutline.protocol.history.log_histories import log_histories
@@ -81,6 +82,8 @@ def enter(plan: RestorePlan, entry: Entry, flow: FlowAtRest, *, scope: str = "")
         identity=entry.identity,
         parent=identity_of(entry.generations[-1]) if entry.generations else "",
         host=socket.gethostname(),
+        code=flow.code,
+        code_since_ms=code_since(entry.generations, flow.code, now_ms()) if flow.code is not None else 0,
     )
     if flow.remote is not None and plan.epoch is not None:
         # First: killed after the announcement, the next start must recognise it as its own.

@@ -154,6 +154,7 @@ class _Evolving:
             completed_ms=now_ms(),
             carried_from=self._manifest.epoch,
             history=self._restorer.identity,
+            code=self._manifest.code,  # its content is what that code made
             operators=cuts,
             channels={
                 name: ChannelCut(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from cutline.base.crashpoints import crashpoint
@@ -12,8 +12,10 @@ from cutline.channels.log import ChannelLog
 from cutline.errors import CutlineError, DamagedRecordError, RecoveryError, StoreError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
+from cutline.model.graph import FlowGraph
 from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
-from cutline.ports.sinks import Claimable, RewindsSoFar
+from cutline.ports.metadata import MetadataStore
+from cutline.ports.sinks import Claimable, RewindsSoFar, RewindsToPoints, Sink
 from cutline.protocol.history.histories import identities_of, identity_of, takeovers_in
 from cutline.protocol.history.known_checkpoints import live_in
 from cutline.protocol.history.lineage import Lineage, lineage_of
@@ -47,6 +49,7 @@ from cutline.recovery.at_rest import FlowAtRest
 from cutline.recovery.inputs import input_ahead, input_since, ran_in
 from cutline.recovery.logs import missing_segments
 from cutline.recovery.repeating import check_repeatable
+from cutline.storage.detached import DetachedLogs
 from cutline.tiers.remote_at_start import RemoteAtStart
 from cutline.worker.immediate_publishing import ImmediateSink
 
@@ -63,9 +66,9 @@ def declared_against(flow: FlowAtRest, restore_to: RestoreTo | None) -> StoredFa
     return StoredFacts(generations=generations, epochs=(found,), requested_sinks=_requested_sinks(flow, found.manifest))
 
 
-def sink_facts(flow: FlowAtRest) -> tuple[SinkFacts, ...]:
-    """What the sinks have published; their limits are read only if they matter."""
-    recorded, seen = flow.metadata.published(), flow.metadata.seen()
+def sink_facts(graph: FlowGraph, sinks: Mapping[SinkId, Sink], metadata: MetadataStore) -> tuple[SinkFacts, ...]:
+    """What these sinks have published; their limits are read only if they matter."""
+    recorded, seen = metadata.published(), metadata.seen()
     return tuple(
         SinkFacts(
             sink=node.sink,
@@ -82,9 +85,18 @@ def sink_facts(flow: FlowAtRest) -> tuple[SinkFacts, ...]:
             takeovers=takeovers_in(claim),
             newest_batch=sink.newest_batch() if isinstance(sink, ImmediateSink) else NO_EPOCH,
         )
-        for node in flow.graph.sinks
-        if (sink := flow.sinks.get(node.sink)) is not None
+        for node in graph.sinks
+        if (sink := sinks.get(node.sink)) is not None
     )
+
+
+def with_limits(facts: Iterable[SinkFacts], sinks: Mapping[SinkId, Sink]) -> Iterator[SinkFacts]:
+    """The facts, and how far each sink can be rewound."""
+    for one in facts:
+        sink = sinks[one.sink]
+        oldest = sink.oldest_rewind() if isinstance(sink, RewindsSoFar) else NO_EPOCH
+        gaps = sink.rewind_gaps() if isinstance(sink, RewindsToPoints) else ()
+        yield replace(one, highest=sink.highest(), oldest_rewind=oldest, rewind_gaps=gaps)
 
 
 def has_run(flow: FlowAtRest) -> bool:
@@ -128,6 +140,10 @@ def _requested_sinks(flow: FlowAtRest, manifest: Manifest | None) -> dict[Operat
     return sinks
 
 
+def size_of(manifest: Manifest) -> int:
+    return sum(cut.size_bytes for cut in manifest.operators.values())
+
+
 class Gathering:
     """Finds the facts that ``choose`` asks for, on the disk, in the sinks and in the remote tier."""
 
@@ -143,7 +159,7 @@ class Gathering:
 
     def known_at_once(self, *, may_lose_input: bool) -> RecoveryFacts:
         flow = self._flow
-        sinks = sink_facts(flow)
+        sinks = self.sinks()
         stored = self._stored(sinks)
         return RecoveryFacts(
             definition=flow.definition,
@@ -160,12 +176,15 @@ class Gathering:
             announced=flow.metadata.announced(),
         )
 
+    def sinks(self) -> tuple[SinkFacts, ...]:
+        return sink_facts(self._flow.graph, self._flow.sinks, self._flow.metadata)
+
     def answer(self, facts: RecoveryFacts, need: NeedFacts) -> RecoveryFacts:
         """The facts with the needed one added."""
         flow = self._flow
         match need:
             case NeedSinkLimits():
-                return replace(facts, sinks=tuple(self._with_limits(facts.sinks)))
+                return replace(facts, sinks=tuple(with_limits(facts.sinks, flow.sinks)))
             case NeedRemoteHistory(is_required=is_required):
                 found_there = self._remote_history(facts, is_required=is_required)
                 return replace(facts, remote_history=found_there)
@@ -209,12 +228,6 @@ class Gathering:
         wanted = self._restore_to.epoch if self._restore_to is not None else None
         asked_for = next((one.manifest for one in epochs if one.epoch == wanted), None)
         return StoredFacts(generations=generations, epochs=epochs, requested_sinks=_requested_sinks(flow, asked_for))
-
-    def _with_limits(self, sinks: tuple[SinkFacts, ...]) -> Iterator[SinkFacts]:
-        for one in sinks:
-            sink = self._flow.sinks[one.sink]
-            oldest = sink.oldest_rewind() if isinstance(sink, RewindsSoFar) else NO_EPOCH
-            yield replace(one, highest=sink.highest(), oldest_rewind=oldest)
 
     def _live_log(self, name: OperatorId, generation: GenerationRecord) -> str:
         """Open a log; returns why it cannot be read, or an empty text."""
@@ -298,7 +311,11 @@ class Gathering:
 
     def _content_problem(self, manifest: Manifest) -> str:
         try:
-            size = self._remote().download_content(manifest)
+            progress = self._flow.progress
+            progress.tell(f"downloads epoch {manifest.epoch}", size_of(manifest))
+            size = DetachedLogs(self._flow.layout).store_downloaded(
+                manifest, lambda: self._remote().download_content(manifest, progress.add_bytes)
+            )
         except (CutlineError, OSError) as error:
             return str(error)
         if self._restore_to is None:

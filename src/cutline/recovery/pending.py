@@ -44,6 +44,7 @@ def completed(manifest: Manifest, reason: str = "") -> EpochOutcome:
         outcome="completed",
         reason=reason,
         details=statistics(manifest),
+        code=manifest.code,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from cutline.base import durable
 from cutline.base.logs import get_logger
 from cutline.channels import entry_files as codec
+from cutline.channels.in_flight import entry_paths
 from cutline.channels.segment_store import SegmentStore
 from cutline.errors import CutlineError, StoreError
 from cutline.model.checkpoint import Manifest
@@ -19,7 +20,6 @@ from cutline.model.entries import DataEntry
 from cutline.model.ids import Generation, OperatorId
 from cutline.model.layout import Layout
 from cutline.ports.checkpoint_store import CheckpointStore
-from cutline.tiers.checkpoint_files import entry_paths
 
 log = get_logger(__name__)
 

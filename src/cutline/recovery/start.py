@@ -5,6 +5,7 @@ Everything is prepared first; creating the generation record completes the recov
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cutline.base.crashpoints import crashpoint
@@ -15,6 +16,8 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.history import Identity
 from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
+from cutline.model.layout import Layout
+from cutline.ports.generation_store import GenerationStore
 from cutline.ports.metadata import PendingRecord
 from cutline.protocol.history.epochs import GenerationStart
 from cutline.protocol.history.evolution import Evolution
@@ -29,6 +32,7 @@ from cutline.recovery.build import Builder, Built
 from cutline.recovery.enter import Entry, enter, new_identity
 from cutline.recovery.evolve import upload_evolved
 from cutline.recovery.facts import Gathering, declared_against, has_run
+from cutline.storage.detached import DetachedLogs
 from cutline.worker.immediate_publishing import ImmediateSink
 
 log = get_logger(__name__)
@@ -64,14 +68,26 @@ class Recovered:
     problems: list[str] = field(default_factory=list)
 
 
+#: Called with the plan and the generations before it when all is built: the code of this start runs only after it.
+BeforeEntering = Callable[[RestorePlan, Sequence[GenerationRecord]], None]
+
+
 class Recovery:
     """Finds the best recovery path and performs it."""
 
-    def __init__(self, flow: FlowAtRest, *, restore_to: RestoreTo | None = None, may_lose_input: bool = False) -> None:
+    def __init__(
+        self,
+        flow: FlowAtRest,
+        *,
+        restore_to: RestoreTo | None = None,
+        may_lose_input: bool = False,
+        before_entering: BeforeEntering = lambda plan, generations: None,
+    ) -> None:
         """``restore_to``: a restore request: the whole flow must be restored to this epoch.
 
         ``may_lose_input``: the flow continues without input that its sources can no longer read.
         """
+        self._before_entering = before_entering
         self._flow = flow
         self._restore_to = restore_to
         self._may_lose_input = may_lose_input
@@ -91,14 +107,17 @@ class Recovery:
         # The fence first: from here on no earlier process begins an epoch. Then pending epochs, and manifests last: a
         # manifest that an earlier process still stores is then either found, or its epoch is known to be pending.
         generation = self._fence()
+        settle_put_back(self._flow.layout, self._flow.generations)
         pending = self._flow.metadata.pending()
         gathering = Gathering(self._flow, generation, restore_to=self._restore_to, has_run=is_known)
         facts = gathering.known_at_once(may_lose_input=self._may_lose_input)
         plan, built, facts = self._built(gathering, facts, generation)
         if plan.tier != "none":
             crashpoint("restore-dirs-built")
+        self._before_entering(plan, built.generations)
         upload_evolved(plan, built.manifests, facts.sinks, self._flow, generation)
         record = self._enter(plan, built, generation)
+        DetachedLogs(self._flow.layout).settle(generation)
         self._flow.metadata.count_recovery(plan.path)
         known = identities_of([*built.generations, record]) | self._flow.metadata.announced()
         if self._flow.remote is not None:
@@ -159,6 +178,7 @@ class Recovery:
                 facts = gathering.answer(facts, decision)
                 continue
             self._note_all(decision.problems)
+            self._tell(decision)
             built = Builder(
                 flow=self._flow,
                 generation=generation,
@@ -202,6 +222,14 @@ class Recovery:
             level = log.info if one.fate in ("kept", "added") else log.warning
             level(f"operator_{one.fate}", flow=flow, was=one.was, now=one.now, note=one.note)
 
+    def _tell(self, plan: RestorePlan) -> None:
+        if plan.epoch is None or not plan.manifests:
+            self._flow.progress.tell(plan.path)
+            return
+        manifest, region = plan.manifests[-1], plan.region or frozenset(plan.manifests[-1].operators)
+        of_bytes = sum(cut.size_bytes for name, cut in manifest.operators.items() if name in region)
+        self._flow.progress.tell(f"{plan.path}, epoch {plan.epoch}", of_bytes)
+
     def _note_all(self, problems: tuple[str, ...]) -> None:
         for problem in problems:
             self._note(problem)
@@ -210,6 +238,12 @@ class Recovery:
         if problem not in self._problems:
             self._problems.append(problem)
             log.warning("recovery_problem", flow=self._flow.graph.flow, problem=problem)
+
+
+def settle_put_back(layout: Layout, generations: GenerationStore) -> None:
+    """What a start that was killed has put back into the logs stays only if it had entered its generation."""
+    entered = max((record.generation for record in generations.load_all()), default=None)
+    DetachedLogs(layout).settle(entered)
 
 
 def _newest_generation(flow: FlowAtRest) -> Generation:

@@ -7,9 +7,8 @@ errors, ``CoordinatorFigures`` for the replicator's queries.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from cutline.base import durable, records
 from cutline.base.clock import now_ms
@@ -20,12 +19,11 @@ from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.factory import CoordinatorStart, coordinator_core
 from cutline.coordinator.loop import CoordinatorService
 from cutline.coordinator.ports import CoordinatorPorts
-from cutline.errors import CutlineError, OtherHistoryError
-from cutline.model.checkpoint import Manifest
+from cutline.errors import OtherHistoryError
 from cutline.model.ids import Epoch, OperatorId
 from cutline.model.restore_request import RestoreRequest
-from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.ports.executors import Executors
+from cutline.ports.progress import NoProgress, Progress, Step
 from cutline.protocol.history.evolution import Changes
 from cutline.protocol.history.histories import identity_of
 from cutline.protocol.history.known_checkpoints import batch_in, highest_epoch, of_present_history
@@ -37,8 +35,8 @@ from cutline.recovery.pending import settle_pending
 from cutline.recovery.region import Parts, RegionRecovery
 from cutline.recovery.retired_operators import collect_spark_dirs
 from cutline.recovery.sinks import open_sinks, settle_sinks
-from cutline.recovery.start import Recovered, Recovery
-from cutline.runtime.background import CoordinatorFigures, build_background
+from cutline.recovery.start import Recovered, Recovery, settle_put_back
+from cutline.runtime.background import CoordinatorFigures, build_background, saved_epochs
 from cutline.runtime.draining import SourcePause
 from cutline.runtime.handle import RunningFlow
 from cutline.runtime.lifecycle import FailureSink
@@ -47,13 +45,16 @@ from cutline.runtime.parts import Background, Definition, FlowParts, Settled, St
 from cutline.runtime.status import link_counts, source_status
 from cutline.runtime.stores import open_stores
 from cutline.runtime.workers import WorkerFactory
-from cutline.savepoints.set_aside import finish, set_aside
-from cutline.savepoints.store import Savepoints
+from cutline.savepoints.automatic import AutomaticSavepoints, resolved
+from cutline.savepoints.set_aside import finish, readable, set_aside
 from cutline.transport.in_process import COORDINATOR, InProcessRouter
 from cutline.transport.mailbox import LinkSettings
 from cutline.worker.operator_spec import OperatorStart
 
 log = get_logger(__name__)
+
+#: Of an epoch's number; more do not fit into 62 bits.
+_MOST_DIGITS = 18
 
 #: How deep the folders are that Cutline itself makes in the flow's folder: channels/<operator>, spark/<operator>.
 _OWN_FOLDERS = 2
@@ -69,16 +70,20 @@ class FlowAssembly:
     request: RestoreRequest | None
     #: If another storage has the newest history: set the state of this one aside and continue from the remote tier.
     rejoin: bool = False
+    progress: Progress = field(default_factory=NoProgress)
 
     def start(self, release_lock: Callable[[], None]) -> RunningFlow:
+        self.progress.begin(Step.RECOVERY)
         stores = self.open_stores()
+        automatic = self._automatic(stores)
         try:
-            recovered = self.recover(stores)
+            recovered = self.recover(stores, automatic)
         except OtherHistoryError as error:
             if not error.can_rejoin or (error.has_run and not self.rejoin):
                 raise
             stores = self._set_aside(stores, has_run=error.has_run)
-            recovered = self.recover(stores)
+            automatic = self._automatic(stores)
+            recovered = self.recover(stores, automatic)
         settled = self.settle(stores, recovered)
 
         flow = self.definition.graph.flow
@@ -98,7 +103,7 @@ class FlowAssembly:
         )
         background = build_background(self.definition, stores, recovered, figures, failures=failures, outages=outages)
         workers = self.build_workers(settled, factory)
-        coordinator = self.build_coordinator(stores, settled, factory, background)
+        coordinator = self.build_coordinator(stores, settled, factory, background, workers)
         router.register(COORDINATOR, coordinator.deliver)
         figures.register(coordinator)
         _follow_messages(metrics, coordinator, workers)
@@ -115,6 +120,7 @@ class FlowAssembly:
             background=background,
             metrics=metrics,
             outages=outages,
+            automatic=automatic,
         )
         run = RunningFlow(parts, source_status(self.definition.plans, ReplayGuard().why_not_guarded), release_lock)
         failures.register(on_fatal=run.fail, on_operator_failed=regions.operator_failed)
@@ -137,18 +143,37 @@ class FlowAssembly:
         """``has_run``: if not, the storage holds nothing of its own to keep."""
         layout = self.definition.layout
         generations = stores.generations.load_all()
-        manifests = of_present_history(_readable(stores.checkpoints), generations) if has_run else []
+        manifests = of_present_history(readable(stores.checkpoints), generations) if has_run else []
         stores.metadata.close()
         made = set_aside(layout, manifests, stores.savepoints, now_ms=now_ms())
         log.warning("set_aside", flow=layout.flow, savepoint=made.name if made is not None else None)
         return self.open_stores()
 
-    def recover(self, stores: Stores) -> Recovered:
+    def _automatic(self, stores: Stores) -> AutomaticSavepoints:
+        what = self.definition
+        return AutomaticSavepoints(
+            flow=what.graph.flow,
+            savepoints=stores.savepoints,
+            checkpoints=stores.checkpoints,
+            code=what.code,
+            keep=what.options.auto_savepoints,
+            is_per_operator=what.options.is_per_operator,
+        )
+
+    def recover(self, stores: Stores, automatic: AutomaticSavepoints) -> Recovered:
         what, request = self.definition, self.request
         restore_to = None
+        # First: what a savepoint needs is put into the logs, and what a killed start has put there is not taken for it.
+        settle_put_back(what.layout, stores.generations)
         if request is not None:
-            restore_to = RestoreTo(epoch=_target(request, stores.savepoints), changes=_changes(request))
-        recovery = Recovery(self._at_rest(stores), restore_to=restore_to, may_lose_input=self._may_lose_input)
+            restore_to = RestoreTo(epoch=_target(request, stores, automatic), changes=_changes(request))
+
+        recovery = Recovery(
+            self._at_rest(stores),
+            restore_to=restore_to,
+            may_lose_input=self._may_lose_input,
+            before_entering=automatic.save,
+        )
         recovery.check_definition()
         open_sinks(what.graph, what.sinks, what.plans)
         return recovery.recover()
@@ -166,6 +191,8 @@ class FlowAssembly:
             sinks=what.sinks,
             remote=stores.remote_at_start,
             is_per_operator=what.options.is_per_operator,
+            code=what.code,
+            progress=self.progress,
         )
 
     @property
@@ -221,7 +248,7 @@ class FlowAssembly:
         )
 
     def build_coordinator(
-        self, stores: Stores, settled: Settled, factory: WorkerFactory, background: Background
+        self, stores: Stores, settled: Settled, factory: WorkerFactory, background: Background, workers: Workers
     ) -> CoordinatorService:
         what, replicator, recovered = self.definition, background.replicator, settled.recovered
         core = coordinator_core(
@@ -250,7 +277,11 @@ class FlowAssembly:
                 outages=factory.outages,
                 upload_first=replicator.first if replicator and what.options.durable == "remote" else None,
                 history=identity_of(recovered.record),
+                code=what.code.hash,
+                saved_epochs=lambda: saved_epochs(what.options, stores.savepoints, replicator),
                 on_complete=replicator.completed if replicator else lambda _: None,
+                # The service of an operator is replaced when its region is restored.
+                rows_between=lambda name, after, last: workers.operators[name].channel.rows_between(after, last),
             ),
             lineages={name: channel.lineage for name, channel in recovered.channels.items()},
             touched_by={name: {name, *what.graph.consumers(name)} for name in what.graph.names},
@@ -293,7 +324,7 @@ class FlowAssembly:
     def _begin(self, run: RunningFlow, parts: FlowParts) -> None:
         try:
             self._clean_up(parts)
-            run.begin()
+            run.begin(self.progress)
         except BaseException:
             run.stop()  # a half-started flow must not continue after the error
             raise
@@ -302,7 +333,11 @@ class FlowAssembly:
         """Remove what the recovered flow no longer refers to."""
         layout, checkpoints = self.definition.layout, parts.stores.checkpoints
         recovered, janitor = parts.settled.recovered, parts.background.janitor
-        layout.restore_request.unlink(missing_ok=True)
+        if self.request is not None:
+            layout.restore_request.unlink(missing_ok=True)
+        elif layout.restore_request.exists():  # stored while this start was under way: it is for the next one
+            log.warning("restore_request_waits", flow=layout.flow)
+        parts.automatic.collect()
         collect_spark_dirs(layout, recovered.spark_dirs, is_all=True)
         live_dirs = self.definition.engine.live_dirs()
         if live_dirs is not None:
@@ -310,26 +345,23 @@ class FlowAssembly:
         kept: set[Epoch] = {manifest.epoch for manifest in recovered.manifests} | parts.settled.pins
         abandoned = tuple(epoch for epoch in checkpoints.epochs() if epoch not in kept)
         janitor.start(abandoned)
-        if recovered.path == "remote":
+        if recovered.path == "remote" or (self.request is not None and parts.stores.remote is not None and abandoned):
             # Only the records of these epochs were downloaded: readers of the local tier would report damage.
             retained = tuple(epoch for epoch in checkpoints.epochs() if epoch in kept)
             janitor.release(ReleaseEpochs(drop=abandoned, retained=retained, open_from=retained[-1]))
 
 
-def _target(request: RestoreRequest, savepoints: Savepoints) -> Epoch:
+def _target(request: RestoreRequest, stores: Stores, automatic: AutomaticSavepoints) -> Epoch:
     """The epoch to restore.
 
     The content of a savepoint is put into the flow's folder, in case the checkpoint itself was collected since.
     """
-    if request.to.isdigit():
-        return Epoch(int(request.to))
-    return savepoints.fetch(request.to).epoch
-
-
-def _readable(checkpoints: CheckpointStore) -> Iterator[Manifest]:
-    for epoch in checkpoints.epochs():
-        with contextlib.suppress(CutlineError, OSError):
-            yield checkpoints.load_manifest(epoch)
+    if request.to.isascii() and request.to.isdigit() and len(request.to) <= _MOST_DIGITS:
+        automatic.requested = Epoch(int(request.to))
+    else:
+        automatic.restored = resolved(request.to, stores.savepoints, stores.generations.load_all(), flow=automatic.flow)
+        automatic.requested = stores.savepoints.fetch(automatic.restored).epoch
+    return automatic.requested
 
 
 def _changes(request: RestoreRequest) -> Changes:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 
+from cutline.base.logs import get_logger
 from cutline.base.outages import Outages
-from cutline.coordinator.factory import cadence_of
+from cutline.config.options import Options
+from cutline.coordinator.factory import cadence_of, on_ladder
 from cutline.coordinator.loop import CoordinatorService
 from cutline.coordinator.retention import Janitor
 from cutline.errors import InvariantViolation
+from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch, Generation
 from cutline.model.remote import SinkProgress
 from cutline.protocol.history.retention import EpochNeeds
@@ -16,8 +20,12 @@ from cutline.recovery.retired_operators import collect_left_logs
 from cutline.recovery.start import Recovered
 from cutline.runtime.lifecycle import FailureSink
 from cutline.runtime.parts import Background, Definition, Stores
+from cutline.savepoints.store import Savepoints
+from cutline.storage.detached import DetachedLogs
 from cutline.tiers.replicator import LocalCheckpoints, RemotePolicy, Replicator
 from cutline.worker.log_replay import needs_behind_log
+
+log = get_logger(__name__)
 
 
 class CoordinatorFigures:
@@ -39,7 +47,12 @@ class CoordinatorFigures:
         return SinkProgress(everywhere=everywhere, seen=self._stores.metadata.seen())
 
     def pins(self) -> frozenset[Epoch]:
-        return self._stores.metadata.pins()
+        """What this host keeps on its ladder stays in the remote tier too."""
+        retained = self._registered().retained() if self._what.options.retain else frozenset()
+        return self._stores.metadata.pins() | retained
+
+    def on_ladder(self, load_all: Callable[[], Iterable[Manifest]]) -> set[Epoch]:
+        return on_ladder(self._what.options, load_all, self._stores.generations.load_all())
 
     def check_fence(self) -> None:
         self._stores.metadata.check_fence()
@@ -48,6 +61,18 @@ class CoordinatorFigures:
         if self._coordinator is None:
             raise InvariantViolation("the replicator runs before the coordinator is registered")
         return self._coordinator
+
+
+def saved_epochs(options: Options, savepoints: Savepoints, replicator: Replicator | None) -> set[Epoch] | None:
+    """Checkpoints elsewhere that the flow may be restored to; None: not known now, so sinks forget nothing."""
+    there = frozenset[Epoch]() if replicator is None or not options.retain else replicator.on_ladder
+    if there is None:
+        return None
+    try:
+        return {*savepoints.epochs(), *there}
+    except OSError as error:
+        log.warning("savepoints_not_read", reason=str(error))
+        return None
 
 
 def build_background(
@@ -69,6 +94,7 @@ def build_background(
 
 def build_janitor(what: Definition, stores: Stores) -> Janitor:
     return Janitor(
+        detached=DetachedLogs(what.layout),
         checkpoints=stores.checkpoints,
         check_fence=stores.metadata.check_fence,
         collect_left_logs=partial(collect_left_logs, what.layout, stores.checkpoints, what.graph.names),

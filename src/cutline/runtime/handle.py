@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from cutline.errors import CheckpointFailedError
 from cutline.model.ids import Epoch, SinkId
 from cutline.model.status import EpochOutcome, FlowStatus
+from cutline.ports.progress import Progress
 from cutline.runtime.checkpoints_api import DRAIN_SECONDS, CheckpointsApi
 from cutline.runtime.draining import Draining
 from cutline.runtime.lifecycle import Lifecycle
 from cutline.runtime.parts import FlowParts
-from cutline.runtime.requests import RequestHandlers, RequestLoop, seconds_of
+from cutline.runtime.requests import RequestHandlers, RequestLoop, seconds_of, store_last_limits
 from cutline.runtime.status import Sources, StatusBuilder, StatusWriter, report_unguarded
 from cutline.savepoints.store import Savepoint
 
@@ -25,7 +27,7 @@ class RunningFlow:
         self.metrics = parts.metrics
         self._parts = parts
         self._sources = sources
-        self._lifecycle = Lifecycle(parts, release_lock)
+        self._lifecycle = Lifecycle(parts, release_lock, last_words=partial(store_last_limits, parts))
         self._draining = Draining(parts, self._lifecycle)
         self._checkpoints = CheckpointsApi(parts, self._lifecycle, self._draining)
         self._status = StatusBuilder(parts, sources, self._lifecycle)
@@ -37,10 +39,10 @@ class RunningFlow:
 
     # ------------------------------------------------------------------ used by the assembly
 
-    def begin(self) -> None:
+    def begin(self, progress: Progress) -> None:
         """Start everything."""
         report_unguarded(self.name, self._sources)
-        self._lifecycle.begin()
+        self._lifecycle.begin(progress)
 
     def fail(self, error: BaseException) -> None:
         """The flow cannot continue: everything stops, and waiting callers get the error."""

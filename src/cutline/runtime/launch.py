@@ -14,7 +14,9 @@ from cutline.base.storage_errors import in_words
 from cutline.config.compatibility import check_options
 from cutline.config.loading import load_options
 from cutline.config.options import Options
+from cutline.config.spark_settings import SparkStart
 from cutline.errors import ConfigError, NotDone, StorageError
+from cutline.fingerprint.definition import code_of
 from cutline.flow import Flow
 from cutline.model.graph import FlowGraph
 from cutline.model.ids import FlowName
@@ -22,6 +24,7 @@ from cutline.model.layout import Layout
 from cutline.model.restore_request import RestoreRequest
 from cutline.ports.engine import Engine
 from cutline.ports.executors import Executors
+from cutline.ports.progress import NoProgress, Progress, Step
 from cutline.runtime.assembly import FlowAssembly
 from cutline.runtime.handle import RunningFlow
 from cutline.runtime.lock import FlowLock
@@ -45,13 +48,17 @@ def start_flow(
     rename: Mapping[str, str] | None = None,
     allow_dropped: bool = False,
     rejoin: bool = False,
+    spark_start: SparkStart | None = None,
+    progress: Progress | None = None,
 ) -> RunningFlow:
     """Check, recover, run. ``restore_to``: the epoch or savepoint to which the whole flow is restored first.
 
     ``rename`` (old name → new name) and ``allow_dropped`` describe how its operators have changed since then.
     ``rejoin``: if another storage has the flow's newest history, set the state of this one aside as a savepoint and
-    continue from the remote tier.
+    continue from the remote tier. ``spark_start``: how to create a session, if there is none.
+    ``progress``: told what the start does.
     """
+    progress = progress or NoProgress()
     begun = time.monotonic()
     graph = flow.graph()
     options = load_options(settings, config_file=config_file)
@@ -61,7 +68,13 @@ def start_flow(
     def restore() -> RestoreRequest | None:
         return current_request(layout, restore_to, rename, allow_dropped=allow_dropped, flow=flow.name)
 
-    run = _start_in(layout, flow, graph, options, spark=spark, restore=restore, rejoin=rejoin)
+    def open_spark(note_jvm: Callable[[int], None]) -> tuple[Engine, Executors]:
+        session = _open_session(flow, spark, spark_start, progress)
+        return _open_spark(layout, flow, graph, options, session=session, note_jvm=note_jvm)
+
+    run = _start_in(
+        layout, flow, graph, options, open_spark=open_spark, restore=restore, rejoin=rejoin, progress=progress
+    )
     run.metrics.recovered(run.status().recovery.path, time.monotonic() - begun)
     return run
 
@@ -72,9 +85,10 @@ def _start_in(
     graph: FlowGraph,
     options: Options,
     *,
-    spark: SparkSession | None,
+    open_spark: Callable[[Callable[[int], None]], tuple[Engine, Executors]],
     restore: Callable[[], RestoreRequest | None],
     rejoin: bool,
+    progress: Progress,
 ) -> RunningFlow:
     """Lock the folder, open Spark, recover, run."""
     lock = FlowLock(layout.lock, flow.name)
@@ -84,7 +98,7 @@ def _start_in(
             lock.acquire()
             on_failure.callback(lock.release)
             request = restore()
-            engine, executors = _open_spark(layout, flow, graph, options, spark=spark, note_jvm=lock.note_jvm)
+            engine, executors = open_spark(lock.note_jvm)
         run = run_on(
             engine,
             flow,
@@ -95,9 +109,18 @@ def _start_in(
             release_lock=lock.release,
             request=request,
             rejoin=rejoin,
+            progress=progress,
         )
         on_failure.pop_all()
     return run
+
+
+def _open_session(flow: Flow, spark: SparkSession | None, start: SparkStart | None, progress: Progress) -> SparkSession:
+    # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
+    progress.begin(Step.JAVA)
+    from cutline.spark.session import open_session
+
+    return open_session(flow.name, spark, start, progress)
 
 
 def _open_spark(
@@ -106,17 +129,15 @@ def _open_spark(
     graph: FlowGraph,
     options: Options,
     *,
-    spark: SparkSession | None,
+    session: SparkSession,
     note_jvm: Callable[[int], None],
 ) -> tuple[Engine, Executors]:
-    # Spark is imported only here: checking a flow's graph or reading its records needs no JVM.
     from cutline.connectors.spark_sources import ADDRESS_OPTIONS, SETTINGS, SOURCES
     from cutline.spark.engine import SparkEngine
     from cutline.spark.executor_jobs import SparkExecutors
-    from cutline.spark.session import jvm_pid, open_session
+    from cutline.spark.session import jvm_pid
     from cutline.spark.source_discovery import KnownSources
 
-    session = open_session(flow.name, spark)
     note_jvm(jvm_pid(session))
     sources = KnownSources(classes=SOURCES, settings=SETTINGS, address_options=ADDRESS_OPTIONS)
     engine = SparkEngine(session, graph, flow.functions, layout, options, sources=sources)
@@ -126,6 +147,13 @@ def _open_spark(
 def store_request(layout: Layout, request: RestoreRequest) -> None:
     """Store a restore request for the next start."""
     durable.replace(layout.restore_request, records.encode(_RESTORE, request))
+
+
+def stored_request(layout: Layout) -> RestoreRequest | None:
+    """The request that the next start carries out; None: none is stored. Raises DamagedRecordError."""
+    if not layout.restore_request.exists():
+        return None
+    return records.load(_RESTORE, layout.restore_request, RestoreRequest)
 
 
 def current_request(
@@ -145,9 +173,7 @@ def current_request(
             next_step="name it with restore_to (--restore-to); a flow that only resumes keeps its operators",
             flow=flow,
         )
-    if layout.restore_request.exists():
-        return records.load(_RESTORE, layout.restore_request, RestoreRequest)
-    return None
+    return stored_request(layout)
 
 
 def run_on(
@@ -161,6 +187,7 @@ def run_on(
     release_lock: Callable[[], None],
     request: RestoreRequest | None = None,
     rejoin: bool = False,
+    progress: Progress | None = None,
 ) -> RunningFlow:
     """Recover the flow and start it on an engine; the caller holds the flow's lock.
 
@@ -174,8 +201,15 @@ def run_on(
         options=options,
         layout=layout,
         engine=engine,
+        code=code_of(graph, flow.functions, flow.sinks),
     )
-    assembly = FlowAssembly(definition=definition, executors=executors, request=request, rejoin=rejoin)
+    assembly = FlowAssembly(
+        definition=definition,
+        executors=executors,
+        request=request,
+        rejoin=rejoin,
+        progress=progress or NoProgress(),
+    )
     with in_words(flow=flow.name, path=layout.root):
         try:
             return assembly.start(release_lock)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from cutline.base.logs import get_logger
 from cutline.errors import FlowFailedError
+from cutline.ports.progress import Progress, Step
 from cutline.runtime.parts import FlowParts
 from cutline.worker.operator import OperatorService
 
@@ -73,8 +74,12 @@ class Watcher(Protocol):
 class Lifecycle:
     """Starts everything, stops everything, and knows whether the flow has failed or ended."""
 
-    def __init__(self, parts: FlowParts, release_lock: Callable[[], None]) -> None:
+    def __init__(
+        self, parts: FlowParts, release_lock: Callable[[], None], *, last_words: Callable[[], None] = lambda: None
+    ) -> None:
+        """``last_words``: called when a flow that has not failed stops, before its sinks do."""
         self._parts = parts
+        self._last_words = last_words
         self._flow = parts.definition.graph.flow
         self._release_lock = release_lock
         #: A flow that has failed keeps its lock and its status until it is stopped.
@@ -92,7 +97,7 @@ class Lifecycle:
         """Call this before ``begin``."""
         self._watchers = watchers
 
-    def begin(self) -> None:
+    def begin(self, progress: Progress) -> None:
         """Start everything: agents before the coordinator that sends them requests, and both before the queries."""
         parts = self._parts
         for service in parts.workers.operators.values():
@@ -100,8 +105,12 @@ class Lifecycle:
         if parts.background.replicator is not None:
             parts.background.replicator.start()
         parts.coordinator.start(parts.settled.pending)
-        for supervisor in parts.workers.supervisors.values():
+        count = len(parts.workers.supervisors)
+        progress.begin(Step.QUERIES)
+        for number, (operator, supervisor) in enumerate(parts.workers.supervisors.items(), 1):
+            progress.tell(f"{number} of {count}: {operator}")
             supervisor.start()
+        progress.tell(f"{count} started")
         for watcher in self._watchers:
             watcher.start()
 
@@ -172,6 +181,8 @@ class Lifecycle:
         yield parts.coordinator.stop
         if parts.background.replicator is not None:
             yield parts.background.replicator.stop
+        if self.failure is None:
+            yield self._last_words
         yield from [service.stop for service in workers.operators.values()]
         yield self.is_over.set
         yield from [watcher.stop for watcher in self._watchers]

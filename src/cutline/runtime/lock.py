@@ -77,7 +77,7 @@ class FlowLock:
             f"this folder is a copy of a storage that is in use: pid {note.pid} on {note.host} runs flow {self._flow} "
             f"in {note.folder}",
             next_step=f"leave that process alone if it is the right one, or stop it before you start the copy; for a "
-            f"second flow beside it: cutline savepoint create NAME --flow {self._flow}, then cutline clone",
+            f"second flow beside it: cutline savepoint create {self._flow} NAME, then cutline clone",
             flow=self._flow,
             path=self._path.parent,
         )

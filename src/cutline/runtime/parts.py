@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cutline.base.outages import Outages
 from cutline.config.options import Options
+from cutline.model.generation import FlowCode
 from cutline.model.graph import FlowGraph
 from cutline.model.ids import Epoch, OperatorId, SinkId
 from cutline.model.layout import Layout
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from cutline.recovery.start import Recovered
     from cutline.runtime.draining import SourcePause
     from cutline.runtime.metrics import Metrics
+    from cutline.savepoints.automatic import AutomaticSavepoints
     from cutline.savepoints.store import Savepoints
     from cutline.storage.metadata.sqlite import SqliteMetadata
     from cutline.tiers.remote_at_start import RemoteAtStart
@@ -46,6 +48,8 @@ class Definition:
     options: Options
     layout: Layout
     engine: Engine
+    #: Which code it is.
+    code: FlowCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +114,5 @@ class FlowParts:
     metrics: Metrics
     #: What the flow waits for.
     outages: Outages
+    #: What this start has saved of the state before it, and why.
+    automatic: AutomaticSavepoints

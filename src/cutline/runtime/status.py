@@ -19,11 +19,11 @@ from cutline.channels.log import ChannelLog
 from cutline.errors import StoreError
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
-from cutline.model.graph import SinkNode
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, OperatorId, SinkId
 from cutline.model.layout import Layout
 from cutline.model.plan import OperatorPlan, PlannedSource
 from cutline.model.status import (
+    CodeStatus,
     CoordinatorStatus,
     EpochOutcome,
     FlowStatus,
@@ -44,6 +44,8 @@ from cutline.protocol.history.evolution import Evolution
 from cutline.protocol.history.lineage import lineage_of
 from cutline.protocol.publish.immediate import is_place
 from cutline.runtime.lifecycle import Lifecycle
+from cutline.runtime.measures.rates import Rates
+from cutline.runtime.measures.state_sizes import StateSizes
 from cutline.runtime.parts import FlowParts
 from cutline.worker.operator import OperatorService
 
@@ -76,6 +78,9 @@ class StatusBuilder:
         #: Set once, before the stores are closed.
         self._last: FlowStatus | None = None
         self._is_frozen = False
+        self._started_ms = now_ms()
+        self._rates = Rates()
+        self._states = StateSizes()
         #: As they were read last.
         self._history: list[EpochOutcome] = []
         self._recoveries: dict[str, int] = {}
@@ -107,8 +112,9 @@ class StatusBuilder:
             self._read_records(_HISTORY_SHOWN)
         parts, coordinator = self._parts, self._parts.coordinator.snapshot()
         replicator = parts.background.replicator
-        operators = {str(name): self._operator(name) for name in self._graph.names}
-        sinks = {str(node.sink): self._sink(node, coordinator) for node in self._graph.sinks}
+        rates = self._rates.per_second({name: one.rows_total for name, one in parts.workers.operators.items()})
+        operators = {str(name): self._operator(name, rates) for name in self._graph.names}
+        sinks = {str(one.sink): parts.coordinator.sink_status(one.sink, one.operator) for one in self._graph.sinks}
         waiting = [_waiting_status(one) for one in parts.outages.waiting()]
         health = health_of(coordinator.health, operators, sinks, waiting)
         failure = self._lifecycle.failure
@@ -121,7 +127,9 @@ class StatusBuilder:
             operators=operators,
             sinks=sinks,
             health=health,
-            checkpoints=coordinator.checkpoints,
+            checkpoints=msgspec.structs.replace(
+                coordinator.checkpoints, interval_ms=parts.definition.options.checkpoint_interval_ms
+            ),
             messages=MessageCounts(
                 links=link_counts(coordinator, parts.workers.operators.values()),
                 acknowledgements=coordinator.messages.acknowledgements,
@@ -130,6 +138,21 @@ class StatusBuilder:
             history=self._history[:_HISTORY_SHOWN],
             waiting=waiting,
             failure="" if failure is None else without_secrets(str(failure)),
+            code=self._code(),
+            started_ms=self._started_ms,
+            at_ms=now_ms(),
+        )
+
+    def _code(self) -> CodeStatus:
+        code, automatic = self._parts.definition.code, self._parts.automatic
+        return CodeStatus(
+            hash=code.hash,
+            since_ms=self._parts.settled.recovered.record.code_since_ms,
+            python=code.python,
+            pyspark=code.pyspark,
+            cutline=code.cutline,
+            change=automatic.change,
+            savepoint=automatic.saved[0] if automatic.saved else "",
         )
 
     def _state(self, health: HealthStatus, waiting: Sequence[WaitingStatus]) -> str:
@@ -155,9 +178,9 @@ class StatusBuilder:
             counts=self._recoveries,
         )
 
-    def _operator(self, name: OperatorId) -> OperatorStatus:
+    def _operator(self, name: OperatorId, rates: Mapping[str, float]) -> OperatorStatus:
         service, supervisor = self._parts.workers.operators[name], self._parts.workers.supervisors[name]
-        query = supervisor.query
+        query, is_stateful = supervisor.query, self._parts.definition.plans[name].is_stateful
         return OperatorStatus(
             inputs=list(self._graph.node(name).inputs),
             sources=self._sources[name],
@@ -165,22 +188,18 @@ class StatusBuilder:
             batch=service.channel.last_batch,
             batches=service.batches_total,
             rows=service.rows_total,
+            rows_per_second=round(rates[name], 1),
             batch_ms=round(service.last_batch_ms, 1),
+            busy_ms=round(service.busy_ms, 1),
             backlog_rows={str(name): rows for name, rows in service.credits.backlog().items()},
+            backlog_ms={str(name): waited_ms for name, waited_ms in service.credits.backlog_ms().items()},
             waiting_for_room=service.credits.is_waiting(),
             aligning={epoch: list(inputs) for epoch, inputs in service.aligning().items()},
             restarts=supervisor.restarts,
             failures=supervisor.failures(),
             problem=supervisor.problem,
-        )
-
-    def _sink(self, node: SinkNode, coordinator: CoordinatorStatus) -> SinkStatus:
-        problem = coordinator.sink_problems.get(node.sink)
-        return SinkStatus(
-            operator=node.operator,
-            published_epoch=self._parts.coordinator.published(node.sink),
-            failures=problem.failures if problem is not None else 0,
-            problem=problem.problem if problem is not None else "",
+            trace=supervisor.trace,
+            state_bytes=self._states.of(name, service.batches_total, query) if is_stateful else None,
         )
 
 

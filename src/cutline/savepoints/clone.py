@@ -17,14 +17,14 @@ from cutline.base import durable, records
 from cutline.base.clock import now_ms
 from cutline.base.paths import read_plain
 from cutline.channels import entry_files as codec
+from cutline.channels.in_flight import entry_paths
 from cutline.errors import DamagedRecordError
 from cutline.model.checkpoint import Manifest, OperatorRecord, SnapshotFile
 from cutline.model.entries import DataEntry
-from cutline.model.generation import GenerationRecord
+from cutline.model.generation import FlowCode, GenerationRecord
 from cutline.model.ids import Epoch, FlowName, OperatorId
 from cutline.model.layout import Layout
 from cutline.protocol.history.renaming import Renaming
-from cutline.tiers.checkpoint_files import entry_paths
 from cutline.tiers.remote_tier import RemoteTier
 
 
@@ -101,9 +101,15 @@ class _Builder:
             schemas=keys(generation.schemas),
             begun={},  # the new flow has no logs from before this checkpoint
             left={},
+            code=self._code(generation.code),
             identity="",
             parent=generation.identity,
         )
+
+    def _code(self, code: FlowCode | None) -> FlowCode | None:
+        if code is None:
+            return None
+        return msgspec.structs.replace(code, operators=self._renaming.keys(code.operators))
 
     def _record(self, manifest: Manifest, old: OperatorId) -> OperatorRecord:
         cut = manifest.operators[old]

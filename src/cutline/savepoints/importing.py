@@ -19,6 +19,7 @@ from cutline.base import durable, records
 from cutline.base.names import UNTRUSTED, shown
 from cutline.base.paths import inside
 from cutline.channels import entry_files as codec
+from cutline.channels.in_flight import entry_paths
 from cutline.channels.segments import crc32_of
 from cutline.errors import DamagedRecordError, MissingObject
 from cutline.model.checkpoint import Manifest, OperatorRecord
@@ -27,7 +28,7 @@ from cutline.model.generation import GenerationRecord
 from cutline.model.ids import Epoch
 from cutline.model.layout import Layout
 from cutline.ports.objects import ObjectInfo, ObjectStore
-from cutline.tiers.checkpoint_files import blobs_of, entry_paths, record_paths
+from cutline.tiers.checkpoint_files import blobs_of, record_paths
 from cutline.tiers.remote_checkpoints import GENERATION, MANIFEST, is_record
 from cutline.tiers.transfer import MOST_PACKED_BYTES, PACKED_SUFFIX, sha256_of, unpacked
 

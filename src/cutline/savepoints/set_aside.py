@@ -6,9 +6,10 @@ is stored first and deleted last: killed in between, the next start completes wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -20,6 +21,7 @@ from cutline.errors import CutlineError
 from cutline.model.checkpoint import Manifest
 from cutline.model.ids import FileName
 from cutline.model.layout import Layout
+from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.savepoints.store import Savepoint, Savepoints
 
 log = get_logger(__name__)
@@ -70,6 +72,13 @@ def finish(layout: Layout) -> None:
         shutil.rmtree(target)
     layout.set_aside.unlink()
     durable.fsync_dir(layout.root)
+
+
+def readable(checkpoints: CheckpointStore) -> Iterator[Manifest]:
+    """All manifests of a storage, but for damaged ones."""
+    for epoch in checkpoints.epochs():
+        with contextlib.suppress(CutlineError, OSError):
+            yield checkpoints.load_manifest(epoch)
 
 
 def _saved(name: str, manifests: Iterable[Manifest], savepoints: Savepoints, layout: Layout) -> Savepoint | None:

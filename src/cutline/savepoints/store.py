@@ -7,6 +7,8 @@ savepoint exists whole or not at all.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import tempfile
@@ -22,12 +24,26 @@ from cutline.base.crashpoints import crashpoint
 from cutline.errors import ConfigError, CutlineError, UnknownSavepointError
 from cutline.model.checkpoint import Manifest
 from cutline.model.graph import check_name
-from cutline.model.ids import BatchId, Count, Epoch, FlowName, Generation, MomentMs, OperatorId, SizeBytes, Text
+from cutline.model.ids import (
+    NO_CODE,
+    BatchId,
+    CodeHash,
+    Count,
+    Epoch,
+    FlowName,
+    Generation,
+    MomentMs,
+    OperatorId,
+    SizeBytes,
+    Text,
+)
 from cutline.model.layout import Layout
 from cutline.ports.objects import ObjectStore
+from cutline.protocol.deploys import BEFORE_LAST_DEPLOY, TakenBefore
 from cutline.protocol.history.renaming import Renaming
 from cutline.savepoints.clone import branch
 from cutline.savepoints.importing import SavepointImport
+from cutline.storage.detached import DetachedLogs
 from cutline.tiers.remote_checkpoints import is_record
 from cutline.tiers.remote_tier import RemoteTier
 
@@ -62,6 +78,10 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
     files: Count
     size_bytes: SizeBytes
     note: Text = ""
+    #: The code that made its checkpoint; empty: not known.
+    code: CodeHash = NO_CODE
+    #: Of an automatic savepoint, which is removed when newer ones are taken: before what. Empty: a person took it.
+    taken_before: TakenBefore = ""
 
 
 class Savepoints:
@@ -70,6 +90,20 @@ class Savepoints:
     def __init__(self, layout: Layout, open_store: OpenStore) -> None:
         self._layout = layout
         self._open_store = open_store
+        self._epochs: dict[tuple[str, int], Epoch] = {}
+
+    def epochs(self) -> list[Epoch]:
+        """The checkpoints that savepoints hold. Each card is read once, since this is asked for every checkpoint."""
+        found: dict[tuple[str, int], Epoch] = {}
+        for name in os.listdir(self._layout.savepoints) if self._layout.savepoints.exists() else ():
+            # Unfinished, being removed, or damaged. Other errors pass: a savepoint that is left out is forgotten.
+            with contextlib.suppress(CutlineError, FileNotFoundError, NotADirectoryError):
+                path = self._layout.savepoints / name / _CARD
+                key = (name, path.stat().st_mtime_ns)
+                known = self._epochs.get(key)
+                found[key] = records.load(KIND, path, Savepoint).epoch if known is None else known
+        self._epochs = found
+        return sorted(found.values())
 
     def list(self) -> list[Savepoint]:
         """All readable savepoints, oldest first."""
@@ -94,7 +128,12 @@ class Savepoints:
 
     # ------------------------------------------------------------------ making and deleting
 
-    def create(self, name: str, manifest: Manifest, *, is_drained: bool, note: str = "") -> Savepoint:
+    def manifest_of(self, savepoint: Savepoint) -> Manifest:
+        return self.tier(savepoint.name).checkpoints.load_manifest(savepoint.epoch)
+
+    def create(
+        self, name: str, manifest: Manifest, *, is_drained: bool, note: str = "", taken_before: TakenBefore = ""
+    ) -> Savepoint:
         """Store a complete checkpoint under a name; the caller protects it from collection meanwhile."""
         self.check_free(name)
         folder = self._folder(name)
@@ -115,6 +154,8 @@ class Savepoints:
             files=copied.files,
             size_bytes=copied.size_bytes,
             note=note,
+            code=manifest.code,
+            taken_before=taken_before,
         )
         durable.replace(folder / _CARD, records.encode(KIND, savepoint))
         return savepoint
@@ -126,6 +167,12 @@ class Savepoints:
         (folder / _CARD).unlink()
         durable.fsync_dir(folder)
         shutil.rmtree(folder)
+
+    def remove_unfinished(self, prefix: str) -> None:
+        """Remove what is left of savepoints with such names that were never finished; the caller makes none now."""
+        for folder in self._layout.savepoints.glob(f"{prefix}*"):
+            if not (folder / _CARD).exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
     def export(self, name: str, url: str) -> int:
         """Copy it to another place, in a bucket or on another disk; returns the bytes copied."""
@@ -152,7 +199,7 @@ class Savepoints:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         crashpoint("savepoint-sent")
-        savepoint = msgspec.structs.replace(card, name=name)
+        savepoint = msgspec.structs.replace(card, name=name, taken_before="")  # from now on a person owns it
         durable.replace(folder / _CARD, records.encode(KIND, savepoint))
         return savepoint
 
@@ -160,13 +207,25 @@ class Savepoints:
 
     def fetch(self, name: str) -> Manifest:
         """Download all its content into the flow's folder, where a restore finds it."""
+        savepoint = self.check_own(name)
+        tier = self.tier(name)
+        # Its manifest comes last: after a kill, it would else be a checkpoint without content.
+        tier.downloader.download_records(with_manifests=False)
+        manifest = tier.checkpoints.load_manifest(savepoint.epoch)
+        DetachedLogs(self._layout).store_downloaded(manifest, lambda: tier.downloader.download_content(manifest))
+        tier.downloader.download_records()
+        return manifest
+
+    def check_own(self, name: str) -> Savepoint:
+        """Raise ConfigError if the flow cannot be restored to it, because it is of another history."""
         savepoint = self.load(name)
         self._refuse_foreign(name, savepoint)
-        tier = self.tier(name)
-        tier.downloader.download_records()
-        manifest = tier.checkpoints.load_manifest(savepoint.epoch)
-        tier.downloader.download_content(manifest)
-        return manifest
+        return savepoint
+
+    def layout_of(self, name: str) -> Layout:
+        """Its folder is laid out like that of a flow; content may be packed."""
+        folder = self._folder(name)
+        return Layout(folder.parent, folder.name)
 
     def _refuse_foreign(self, name: str, savepoint: Savepoint) -> None:
         """Records of this flow's history are here or were collected; a record that differs is of another history."""
@@ -232,6 +291,8 @@ class Savepoints:
 
     def check_free(self, name: str) -> None:
         """Raise ConfigError if the name is invalid or taken."""
+        if name == BEFORE_LAST_DEPLOY:
+            raise ConfigError(f"{name!r} means a savepoint that a start took", next_step="choose another name")
         if (self._folder(name) / _CARD).exists():
             raise ConfigError(f"savepoint {name!r} exists already", next_step="choose another name, or delete it first")
 

@@ -13,6 +13,7 @@ from cutline.base.decoding import decoder_of
 from cutline.model.ids import BatchId, OperatorId, Position
 from cutline.ports.engine import LiveDirs, StagedTask, StageJob
 from cutline.spark.executor_staging import REPORT_SCHEMA, stage_rows
+from cutline.spark.versions import map_in_arrow
 
 _PLAIN_NAME = re.compile(r"\w+")
 
@@ -48,7 +49,7 @@ class SparkBatch:
         return (self._spark_checkpoint_dir / "offsets" / str(self._batch)).read_text().splitlines()
 
     def stage(self, job: StageJob) -> list[StagedTask]:
-        rows = _by_position(self._frame).mapInArrow(stage_rows(job), REPORT_SCHEMA).collect()
+        rows = map_in_arrow(_by_position(self._frame), stage_rows(job), REPORT_SCHEMA).collect()
         return [decoder_of(StagedTask).decode(row["report"]) for row in rows]
 
     def run_to_end(self) -> None:

@@ -71,6 +71,10 @@ class ChannelReader(DataSourceStreamReader):
             end = entry["seq"] + 1
         return self._offset(end)
 
+    def furthest(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        own = [position for position in positions if position.get("channel") == self._channel]
+        return max(own, key=lambda position: int(position["position"]), default=None)
+
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._check(start)
         self._check(end)

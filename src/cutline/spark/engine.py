@@ -29,6 +29,7 @@ from cutline.spark.query import SparkQuery, _asking_jvm
 from cutline.spark.remote_dirs import settle_live_dirs
 from cutline.spark.session import QUERY_LOGGER, is_own_session, query_session, set_log_level, settle_python_sources
 from cutline.spark.source_discovery import KnownSources, planned_sources
+from cutline.spark.versions import PythonSources
 
 
 class SparkEngine:
@@ -59,10 +60,7 @@ class SparkEngine:
         self._live_dirs: LiveDirs | None = settle_live_dirs(
             session, layout, options.spark_dirs, graph.flow, are_names_final=options.state_backend != "heap"
         )
-        # Once, on the session from which every operator's session is copied.
-        session.dataSource.register(ChannelSource)
-        for source in sources.classes:
-            session.dataSource.register(source)
+        self._python_sources = PythonSources(session, (ChannelSource, *sources.classes), self._start_path)
 
     def live_dirs(self) -> LiveDirs | None:
         return self._live_dirs
@@ -95,6 +93,7 @@ class SparkEngine:
 
     def _build(self, node: OperatorNode) -> Any:
         session = query_session(self._session, state_backend=self._options.state_backend, subtasks=node.subtasks)
+        self._python_sources.register(session, node.operator)
         function = self._functions[node.operator]
         inputs = [self._input(session, node.operator, name) for name in node.inputs]
         if not node.inputs:
@@ -125,6 +124,7 @@ class SparkEngine:
         if self._live_dirs is not None:
             self._live_dirs.publish(spark_checkpoint_dir)
             location = self._live_dirs.url(spark_checkpoint_dir)
+        self._python_sources.store_start(operator, spark_checkpoint_dir, self._live_dirs)
 
         # No scheduler pool per operator: Spark breaks ties between pools by name, which on few cores starves the
         # operators late in the alphabet. First come, first served is fair to short batches.
@@ -153,6 +153,9 @@ class SparkEngine:
 
     def _gate_path(self, operator: OperatorId, channel: OperatorId) -> Path:
         return self._layout.gates / operator / f"{channel}.json"
+
+    def _start_path(self, operator: OperatorId) -> Path:
+        return self._layout.gates / operator / "start"  # no channel's: those end in .json
 
     def expect_restarts(self, operator: OperatorId, are_expected: bool) -> None:
         with self._lock:

@@ -24,8 +24,14 @@ def failing_function(flow: FlowName, operator: OperatorId, traces: Path) -> Iter
         trace = "".join(traceback.format_exception(error))
         raise FlowDefinitionError(
             f"{cause_of(error)}, raised by the operator's function",
-            next_step="correct the function, then start the flow again",
+            next_step=_next_step(error),
             flow=flow,
             operator=operator,
             trace=store_trace(traces, operator, trace),
         ) from error
+
+
+def _next_step(error: Exception) -> str:
+    if isinstance(error, ImportError) and "pandas" in str(error).lower():
+        return "python -m pip install 'cutline[pandas]', on the executors too"
+    return "correct the function, then start the flow again"

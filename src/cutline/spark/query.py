@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
-from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.listener import StateOperatorProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cutline.errors import JvmLostError
@@ -67,6 +66,15 @@ class SparkQuery:
         with contextlib.suppress(StreamingQueryException, JvmLostError), _asking_jvm(self._flow):
             self._query.processAllAvailable()
 
-    def progress(self) -> dict[str, Any]:
-        latest = self._query.lastProgress
-        return json.loads(latest.json) if latest is not None else {}
+    def state_bytes(self) -> int | None:
+        with contextlib.suppress(JvmLostError, Py4JJavaError), _asking_jvm(self._flow):
+            latest = self._query.lastProgress
+            if latest is not None and latest.stateOperators:
+                return sum(map(_state_bytes, latest.stateOperators))
+        return None
+
+
+def _state_bytes(operator: StateOperatorProgress) -> int:
+    """RocksDB tells how large its files are; the heap provider keeps all state in memory."""
+    files = operator.customMetrics.get("rocksdbSstFileSize", 0)
+    return max(int(files), operator.memoryUsedBytes)

@@ -12,6 +12,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from cutline.errors import FlowDefinitionError
 from cutline.model.ids import FlowName, OperatorId
+from cutline.spark.versions import arrow_schema
 
 #: In the metadata of an event-time column: the delay of its watermark.
 WATERMARK_MARK = "spark.watermarkDelayMs"
@@ -134,8 +135,4 @@ def channel_schema(frame: DataFrame) -> StructType:
 
 def schema_message(frame: DataFrame) -> bytes:
     """The Arrow schema of the rows as they are stored."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    # UTC in any session time zone: Spark expects it from a Python source, and the instants are the same.
-    schema = to_arrow_schema(channel_schema(frame), timezone="UTC")
-    return bytes(schema.serialize())
+    return bytes(arrow_schema(channel_schema(frame)).serialize())

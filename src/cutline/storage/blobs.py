@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 from cutline.base import durable
@@ -38,12 +38,15 @@ class BlobStore:
     def __init__(self, layout: Layout, *, is_reader: bool = False) -> None:
         """``is_reader``: only reads another process's blobs; creates and removes nothing."""
         self._layout = layout
-        #: Hashes of files read before, so that a file shared by many epochs is read once.
+        #: Hashes of files read before, so that a file shared by many epochs is read once; and the files of each hash.
         self._known: dict[_Identity, str] = {}
+        self._files: dict[str, set[_Identity]] = {}
         #: Reference counts of content that pending epochs use; epochs share content. It is never collected.
         self._references: dict[str, int] = {}
         #: References dropped while a collection runs; None: no collection runs.
         self._drop_later: list[str] | None = None
+        #: Content that may have become unreachable since the last collection; None: all that is stored may have.
+        self._suspects: set[str] | None = None
         #: Stored by this process and known to survive a power cut.
         self._synced: set[str] = set()
         #: Content whose sync has failed: the disk may have dropped it, from the blob and from the file it links to.
@@ -72,6 +75,7 @@ class BlobStore:
         # Referenced before it is linked: from here on no collection deletes it, so the slow part needs no lock.
         with self._lock:
             self._known[identity] = digest
+            self._files.setdefault(digest, set()).add(identity)
         self.add_references([digest])
         new = self._link(held, digest)
         return SnapshotFile(path=path, sha256=digest, size_bytes=stat.st_size), stat.st_size if new else 0
@@ -142,6 +146,11 @@ class BlobStore:
                     self._references[digest] = left
                 else:
                     self._references.pop(digest, None)
+                    self._suspect([digest])
+
+    def _suspect(self, digests: Iterable[str]) -> None:
+        if self._suspects is not None:
+            self._suspects.update(digests)
 
     def damage(self, file: SnapshotFile, *, deep: bool = True) -> str | None:
         """What is wrong with a stored file; None if it is unchanged. Not ``deep``: checks only the size of a blob."""
@@ -187,31 +196,53 @@ class BlobStore:
 
     def collect(
         self,
-        reached: Callable[[], Iterable[Collection[str]]],
+        reached: Callable[[], tuple[Container[str], Iterable[str]]],
         check_fence: Callable[[], None] = lambda: None,
         may_go: Callable[[Path], bool] = lambda _: True,
+        *,
+        is_whole: bool = False,
     ) -> int:
         """Delete content that no manifest reaches and no pending epoch references; returns how many files were deleted.
 
+        ``reached``: what the manifests reach now, and what they have ceased to reach. Only this and content that has
+        lost its references is looked at: the store may hold the content of hundreds of epochs. The first collection of
+        a process, and one that ``is_whole``, looks at all that is stored.
         Content referenced at any time during the collection survives it: the manifest that names it may be stored just
         after ``reached`` has listed the manifests. ``may_go`` is called last, and may still keep a file.
         """
         with self._lock:
             self._drop_later = []
         try:
-            return self._collect(list(reached()), check_fence, may_go)
+            content, lost = reached()
+            with self._lock:
+                self._suspect(lost)
+                suspects = self._suspects
+            looked_at = self._stored() if is_whole or suspects is None else set(suspects)
+            count = self._collect(looked_at, content, check_fence, may_go)
+            if not is_whole:
+                with self._lock:
+                    # Until here all of them are suspects: a collection that fails is repeated. One that is whole may
+                    # have kept what ``may_go`` spared.
+                    self._suspects = set()
+            return count
         finally:
             with self._lock:
                 digests, self._drop_later = self._drop_later, None
             self.drop_references(digests)
 
-    def _collect(
-        self, reached: list[Collection[str]], check_fence: Callable[[], None], may_go: Callable[[Path], bool]
-    ) -> int:
+    def _stored(self) -> set[str]:
         # Temporary files are being written; the next start removes those of a dead process.
-        stored = {path.name for path in self._layout.blobs.glob("*/*") if not durable.is_temporary(path.name)}
+        return {path.name for path in self._layout.blobs.glob("*/*") if not durable.is_temporary(path.name)}
+
+    def _collect(
+        self,
+        stored: set[str],
+        reached: Container[str],
+        check_fence: Callable[[], None],
+        may_go: Callable[[Path], bool],
+    ) -> int:
         with self._lock:
-            doomed = unreachable(stored, reached, self._references)
+            doomed = unreachable(stored, [[digest for digest in stored if digest in reached]], self._references)
         gone = set()
         for digest in sorted(doomed):
             check_fence()
@@ -221,10 +252,10 @@ class BlobStore:
                     self._synced.discard(digest)
                     self._layout.blob(digest).unlink(missing_ok=True)
                     gone.add(digest)
-        count = len(gone)
         with self._lock:
             # Inode numbers are reused once a file is gone: the hash of a deleted file must not be remembered. That of a
             # doubtful one must: by it one sees whether Spark's file still has its content.
-            gone -= self._doubtful
-            self._known = {identity: digest for identity, digest in self._known.items() if digest not in gone}
-        return count
+            for digest in gone - self._doubtful:
+                for identity in self._files.pop(digest, ()):
+                    self._known.pop(identity, None)
+        return len(gone)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cutline.base import durable, records
@@ -20,6 +22,7 @@ from cutline.ports.checkpoint_store import HeldFiles, StoredRecord
 from cutline.ports.query_dir import FileSet
 from cutline.storage.blobs import BlobStore
 from cutline.storage.held_files import FileHolder
+from cutline.storage.reached import ReachedContent
 
 #: Offsets, commits and similar files are new in every epoch and tiny: inside the record they need no file and no sync.
 INLINE_BYTES = 8 << 10
@@ -39,6 +42,11 @@ class LocalCheckpointStore:
         self._referenced: dict[Epoch, list[str]] = {}
         #: No tombstone is written into a folder that is being deleted.
         self._folders = threading.Lock()
+        #: Epochs whose manifests were seen: there may be hundreds, and only this store replaces or removes one.
+        self._complete: set[Epoch] = set()
+        self._complete_lock = threading.Lock()
+        self._is_reader = is_reader
+        self._reached = ReachedContent(self._content_of)
         if not is_reader:
             self._prepare_folders()
 
@@ -150,11 +158,19 @@ class LocalCheckpointStore:
     # ------------------------------------------------------------------ reading
 
     def epochs(self) -> list[Epoch]:
-        return sorted(epoch for epoch in self._stored_epochs() if self._has_manifest(epoch))
+        stored = self._stored_epochs()
+        if self._is_reader:  # the process that runs the flow removes epochs at any time
+            return sorted(epoch for epoch in stored if self._has_manifest(epoch))
+        with self._complete_lock:
+            self._complete.intersection_update(stored)
+            self._complete.update(
+                epoch for epoch in stored if epoch not in self._complete and self._has_manifest(epoch)
+            )
+            return sorted(self._complete)
 
     def _stored_epochs(self) -> list[Epoch]:
         """Epochs that have a folder."""
-        names = (folder.name for folder in self._layout.checkpoints.iterdir())
+        names = os.listdir(self._layout.checkpoints)
         return [Epoch(int(name)) for name in names if name.isascii() and name.isdigit()]
 
     def load_manifest(self, epoch: Epoch) -> Manifest:
@@ -204,14 +220,13 @@ class LocalCheckpointStore:
             check_fence()
             self._remove_epoch(old)
             gone.append(old)
-        complete = self.epochs()
-        for epoch in self._stored_epochs():
+        for epoch in set(self._stored_epochs()).difference(self.epochs()):
             with self._folders:
                 # The records of pending epochs are still being written.
-                if epoch not in complete and epoch < open_from:
+                if epoch < open_from and not self._has_manifest(epoch):
                     self._remove_records(epoch)
         check_fence()
-        self._blobs.collect(self._reached, check_fence)
+        self._blobs.collect(self._reached_now, check_fence)
         return gone
 
     def collect_unreferenced(
@@ -222,9 +237,12 @@ class LocalCheckpointStore:
             with self._folders:
                 self._collect_records(epoch, may_go)
         check_fence()
-        self._blobs.collect(
-            lambda: [*self._reached(), *self._reached_from(open_from)], check_fence, lambda path: may_go("blob", path)
-        )
+
+        def reached() -> tuple[Container[str], Iterable[str]]:
+            content, lost = self._reached_now()
+            return _Either(content, frozenset().union(*self._reached_from(open_from))), lost
+
+        self._blobs.collect(reached, check_fence, lambda path: may_go("blob", path), is_whole=True)
 
     def _collect_records(self, epoch: Epoch, may_go: Callable[[str, Path], bool]) -> None:
         """Collects records that no manifest names: of an aborted epoch, or of a generation that did not complete it."""
@@ -250,7 +268,9 @@ class LocalCheckpointStore:
         if is_inherited:
             # The process that began it may still run and try to store its manifest: the tombstone prevents that.
             tombstone = Tombstone(epoch=epoch, generation=Generation(0), reason="it was complete, and collected")
-            durable.replace(path, records.encode(_TOMBSTONE, tombstone))
+            with self._complete_lock:
+                durable.replace(path, records.encode(_TOMBSTONE, tombstone))
+                self._complete.discard(epoch)
             crashpoint("mid-collect")
             return
         doomed = durable.temporary_beside(path.parent)
@@ -285,14 +305,26 @@ class LocalCheckpointStore:
                 found.append({file.sha256 for file in _load_record(path).record.files() if file.content is None})
         return found
 
-    def _reached(self) -> list[set[str]]:
-        """The blobs of every complete epoch."""
-        manifests = [self.load_manifest(epoch) for epoch in self.epochs()]
-        return [
-            {file.sha256 for file in self.load_record(manifest, operator).files() if file.content is None}
-            for manifest in manifests
-            for operator in manifest.operators
-        ]
+    def _reached_now(self) -> tuple[Container[str], Iterable[str]]:
+        """The blobs of every complete epoch, and those that have ceased to be."""
+        lost = self._reached.update(self.epochs())
+        return self._reached, lost
+
+    def _content_of(self, epoch: Epoch) -> Iterator[str]:
+        manifest = self.load_manifest(epoch)
+        for operator in manifest.operators:
+            yield from (file.sha256 for file in self.load_record(manifest, operator).files() if file.content is None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Either:
+    """What is in one of two collections."""
+
+    one: Container[str]
+    other: Container[str]
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self.one or digest in self.other
 
 
 def _inline(held: Path, name: str) -> SnapshotFile:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from cutline.base import records
 from cutline.channels import entry_files as codec
+from cutline.channels.in_flight import entry_paths, segments_of
 from cutline.errors import MissingObject
 from cutline.model.checkpoint import Manifest, OperatorRecord, SnapshotFile
-from cutline.model.entries import DataEntry, Entry, Segment
-from cutline.model.ids import OperatorId, Position
+from cutline.model.entries import DataEntry, Entry
+from cutline.model.ids import OperatorId
 from cutline.model.layout import Layout
 from cutline.ports.objects import ObjectStore
-from cutline.protocol.history.lineage import lineage_of
-from cutline.protocol.history.retention import EpochNeeds, needs_of
 from cutline.tiers.transfer import PACKED_SUFFIX, unpacked
 
 _RECORD = "operator"
@@ -23,24 +22,6 @@ _RECORD = "operator"
 def record_paths(manifest: Manifest, layout: Layout) -> dict[OperatorId, Path]:
     """By operator; the manifest's name was checked when it was decoded."""
     return {name: layout.record(manifest.epoch, name, cut.generation) for name, cut in manifest.operators.items()}
-
-
-def entry_paths(manifest: Manifest, layout: Layout, operators: Collection[OperatorId] | None = None) -> Iterator[Path]:
-    """The entries of every log that a restore reads; ``operators``: only logs that these operators write."""
-    needs: EpochNeeds = needs_of(manifest)
-    for name, cut in manifest.channels.items():
-        if operators is not None and name not in operators:
-            continue
-        lineage = lineage_of(cut.lineage)
-        for seq in range(needs.channels[OperatorId(name)], cut.barrier + 1):
-            position = Position(seq)
-            yield codec.entry_path(layout.channel(name), lineage.owner(position), position)
-
-
-def segments_of(entry_path: Path) -> tuple[Path, list[Segment]]:
-    """The folder of an entry's segments, and the segments."""
-    entry = codec.check_place(codec.load(entry_path), entry_path)
-    return codec.data_dir(entry_path.parents[1]), entry.segments if isinstance(entry, DataEntry) else []
 
 
 def blobs_of(record: OperatorRecord) -> Iterator[SnapshotFile]:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cutline.base import durable, records
 from cutline.base.paths import inside
+from cutline.channels.in_flight import entry_paths, segments_of
 from cutline.errors import MissingObject
 from cutline.model.checkpoint import Manifest, OperatorRecord
 from cutline.model.ids import Epoch
 from cutline.model.layout import Layout
 from cutline.ports.objects import ObjectStore
-from cutline.tiers.checkpoint_files import blobs_of, entry_paths, record_paths, segments_of
+from cutline.tiers.checkpoint_files import blobs_of, record_paths
 from cutline.tiers.driver_transfer import PARALLELISM, Transfer
 from cutline.tiers.remote_checkpoints import epoch_of_manifest, is_record
 from cutline.tiers.transfer import DOWNLOAD, File, Transferred, download_file, sha256_of
 
 _RECORD = "operator"
 _ENTRIES_AT_ONCE = 1_000
+
+OnBytes = Callable[[int], None]
 
 
 class Downloader:
@@ -31,10 +35,11 @@ class Downloader:
         self._layout = layout
         self._transfer = transfer
 
-    def download_records(self) -> list[Epoch]:
+    def download_records(self, *, with_manifests: bool = True) -> list[Epoch]:
         """Download the small files into the flow's folder: identity, generations, every checkpoint's records.
 
         Manifests come last: after a kill, no checkpoint is here without its records. Returns the epochs.
+        ``with_manifests``: without them no checkpoint exists here, so their content can be downloaded first.
         """
         # Generations are listed last: each generation is stored before any of its checkpoints.
         walked = [info.path for folder in ("checkpoints", "generations") for info in self._store.walk(folder)]
@@ -45,7 +50,7 @@ class Downloader:
         whole = {name.rpartition("/")[0] for name in manifests} | {"generations"}
         small = [name for name in names if name.rpartition("/")[0] in whole and name not in manifests]
         with ThreadPoolExecutor(PARALLELISM) as pool:
-            for some in (["flow.json", *small], list(manifests)):
+            for some in (["flow.json", *small], list(manifests) if with_manifests else []):
                 list(pool.map(self._download_small, some))
         return sorted(epoch for epoch in manifests.values() if self._layout.manifest(epoch).exists())
 
@@ -57,9 +62,10 @@ class Downloader:
         with contextlib.suppress(MissingObject):  # collected meanwhile
             durable.replace(target, self._store.read(name, records.MOST_BYTES))
 
-    def download_content(self, manifest: Manifest) -> int:
+    def download_content(self, manifest: Manifest, on_bytes: OnBytes = lambda size_bytes: None) -> int:
         """Download all files that a restore to this epoch reads, except those that are here and whole.
 
+        ``on_bytes`` is called with the size of every large file that has arrived, on any thread.
         Checks blobs against their names. Returns the bytes downloaded. Raises DamagedRecordError or StoreError.
         """
         blobs = {
@@ -72,7 +78,7 @@ class Downloader:
             for digest, size_bytes in blobs.items()
             if not self._is_whole(digest, size_bytes)
         ]
-        downloaded = self._download_files(missing)
+        downloaded = self._download_files(missing, on_bytes)
         # Only after the blobs: the entries of a checkpoint that proves damaged would leave gaps in the flow's logs.
         paths = entry_paths(manifest, self._layout)
         with ThreadPoolExecutor(PARALLELISM) as pool:
@@ -84,13 +90,19 @@ class Downloader:
                 File(self._name(folder / segment.name), segment.size_bytes)
                 for folder, segments in map(segments_of, entry_paths(manifest, self._layout))
                 for segment in segments
-            ]
+            ],
+            on_bytes,
         )
         return sum(one.file.size_bytes for one in downloaded)
 
-    def _download_files(self, files: list[File]) -> list[Transferred]:
+    def _download_files(self, files: list[File], on_bytes: OnBytes) -> list[Transferred]:
         downloaded: list[Transferred] = []
-        self._transfer.run(DOWNLOAD, files, lambda transferred, _: downloaded.append(transferred))
+
+        def arrived(transferred: Transferred, _: float) -> None:
+            downloaded.append(transferred)
+            on_bytes(transferred.file.size_bytes)
+
+        self._transfer.run(DOWNLOAD, files, arrived)
         return downloaded
 
     def _download_entry(self, path: Path) -> Transferred:

@@ -15,6 +15,7 @@ from cutline.model.ids import Epoch, FlowName, Generation
 from cutline.model.remote import SinkProgress
 from cutline.objects.waiting import wait_for_store
 from cutline.protocol.history.remote_claims import generation_to_take
+from cutline.tiers.download import OnBytes
 from cutline.tiers.remote_tier import RemoteTier
 
 T = TypeVar("T")
@@ -130,8 +131,8 @@ class RemoteAtStart:
         download = self._tier.downloader.download_records
         return self._waiting(download) if is_needed else download()
 
-    def download_content(self, manifest: Manifest) -> int:
-        return self._waiting(lambda: self._tier.downloader.download_content(manifest))
+    def download_content(self, manifest: Manifest, on_bytes: OnBytes) -> int:
+        return self._waiting(lambda: self._tier.downloader.download_content(manifest, on_bytes))
 
     def published_before(self, epoch: Epoch) -> SinkProgress:
         return self._waiting(lambda: self._tier.checkpoints.progress_at(epoch))

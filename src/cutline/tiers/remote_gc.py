@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import sys
+from collections.abc import Callable, Collection, Mapping
 
 from cutline.errors import MissingObject
 from cutline.model.ids import Epoch, Generation
@@ -36,6 +37,9 @@ class RemoteCollector:
         self._checkpoints = checkpoints
         self._present = present
         self._early = early
+        #: What each kept manifest needs, and what is noted on it: there may be hundreds, and requests cost.
+        self._needed: dict[ObjectInfo, frozenset[str]] = {}
+        self._noted: dict[ObjectInfo, SinkProgress] = {}
 
     def collect(
         self,
@@ -56,15 +60,15 @@ class RemoteCollector:
         # Read before the checkpoints are listed: a name that leaves the record meanwhile is then in one of them.
         newest = self._checkpoints.newest_generation()
         protected = early_upload.protected(self._store, newest)
-        walk = self._store.walk("checkpoints")
-        there = {epoch: info for info in walk if (epoch := epoch_of_manifest(info.path)) is not None}
+        there = self.manifests()
         gone = [info for epoch, info in sorted(there.items()) if epoch not in keep]
         check_fence()
         if gone and not is_dry_run:
-            self._note([epoch for epoch in sorted(there) if epoch in keep], progress)
+            self._note({epoch: info for epoch, info in there.items() if epoch in keep}, progress)
             self._store.delete(info.path for info in gone)
-        kept = [epoch for epoch in there if epoch in keep] if is_dry_run else self._checkpoints.epochs()
-        reached = self.reached(kept)
+        reached = self.reached(
+            {epoch: info for epoch, info in there.items() if epoch in keep} if is_dry_run else self.manifests()
+        )
         if not reached:
             return gone
         infos = {info.path: info for info in self._store.walk()}
@@ -80,25 +84,42 @@ class RemoteCollector:
             self._store.collect_leftovers(grace_ms)
         return [*gone, *(infos[one.path] for one in doomed), *leftovers]
 
-    def _note(self, epochs: Iterable[Epoch], progress: SinkProgress) -> None:
+    def manifests(self) -> dict[Epoch, ObjectInfo]:
+        """The checkpoints that are there."""
+        walk = self._store.walk("checkpoints")
+        return {epoch: info for info in walk if (epoch := epoch_of_manifest(info.path)) is not None}
+
+    def _note(self, kept: Mapping[Epoch, ObjectInfo], progress: SinkProgress) -> None:
         """A new host learns from these checkpoints alone that those that are about to go were published."""
-        for epoch in epochs:
-            noted = self._checkpoints.progress_at(epoch)
+        current = set(kept.values())
+        self._noted = {info: noted for info, noted in self._noted.items() if info in current}
+        for epoch, info in sorted(kept.items()):
+            noted = self._noted.get(info) or self._checkpoints.progress_at(epoch)
             merged = progress_of_kept(epoch, noted, progress)
             if merged != noted:
                 self._checkpoints.store_progress(epoch, merged)
+            self._noted[info] = merged
 
-    def reached(self, epochs: Collection[Epoch]) -> set[str]:
+    def reached(self, kept: Mapping[Epoch, ObjectInfo]) -> set[str]:
         """The objects that these checkpoints need; skips checkpoints that another collector removes meanwhile."""
         reached: set[str] = set()
-        for epoch in epochs:
+        before, self._needed = self._needed, {}
+        for epoch, info in kept.items():
             reached.add(progress_name(epoch))
-            try:
-                reached.update(names_in(self._store, self._checkpoints.load_manifest(epoch), self._layout))
-            except MissingObject:
-                if self._store.find(self._layout.name(self._layout.manifest(epoch))) is not None:
-                    raise
+            needed = before.get(info) or self._needed_by(epoch)
+            if needed is not None:
+                self._needed[info] = needed
+                reached.update(needed)
         return reached
+
+    def _needed_by(self, epoch: Epoch) -> frozenset[str] | None:
+        try:
+            names = names_in(self._store, self._checkpoints.load_manifest(epoch), self._layout)
+            return frozenset(map(sys.intern, names))  # checkpoints share most of them
+        except MissingObject:
+            if self._store.find(self._layout.name(self._layout.manifest(epoch))) is not None:
+                raise
+            return None
 
 
 def remote_object(info: ObjectInfo) -> RemoteObject:

@@ -6,6 +6,7 @@ remote tier first: a checkpoint is not complete, and no sink publishes it, befor
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -19,7 +20,15 @@ from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
 from cutline.base.logs import get_logger
 from cutline.base.outages import Outages, outage_of
-from cutline.errors import CutlineError, DamagedRecordError, FencedError, NotDone, OutcomeUnknown, StoreError
+from cutline.errors import (
+    CutlineError,
+    DamagedRecordError,
+    FencedError,
+    MissingObject,
+    NotDone,
+    OutcomeUnknown,
+    StoreError,
+)
 from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, Generation
@@ -75,7 +84,13 @@ class FlowFacts(Protocol):
         """The sinks' progress."""
         ...
 
-    def pins(self) -> Iterable[Epoch]: ...
+    def pins(self) -> Iterable[Epoch]:
+        """Checkpoints to keep however old they are: pinned ones, and those that this host keeps beyond a number."""
+        ...
+
+    def on_ladder(self, load_all: Callable[[], Iterable[Manifest]]) -> set[Epoch]:
+        """Of the remote tier's checkpoints, those to keep for their age; ``load_all`` loads them."""
+        ...
 
     def check_fence(self) -> None:
         """Raise FencedError if another process has taken over this host's storage."""
@@ -129,6 +144,10 @@ class Replicator:
         self._stopping = threading.Event()
         self.schedule = UploadSchedule(policy.cadence)
         self._collected_s = time.monotonic()
+        #: What the remote tier keeps for its age; None: it was not listed yet.
+        self.on_ladder: frozenset[Epoch] | None = None
+        #: The manifests in the remote tier, as far as they were read.
+        self._there: dict[Epoch, Manifest] = {}
         self._problem = ""
         self._totals = {"epochs": 0, "files": 0, "size_bytes": 0, "sent_bytes": 0, "ahead_bytes": 0, "failures": 0}
         self._begun_s = time.monotonic()
@@ -413,11 +432,12 @@ class Replicator:
     def _collect(self, grace_ms: int, *, is_dry_run: bool) -> list[ObjectInfo]:
         there = self._tier.checkpoints.epochs()
         progress = self._facts.published()
+        self.on_ladder = frozenset(self._facts.on_ladder(lambda: self._manifests(there)))
         keep = kept_while_running(
             there,
             uploaded=self.schedule.uploaded,
             published=progress.everywhere,
-            pins=self._facts.pins(),
+            pins={*self._facts.pins(), *self.on_ladder},
             retain=self._policy.retain,
         )
 
@@ -428,3 +448,12 @@ class Replicator:
         return self._tier.collector.collect(
             keep, progress=progress, now_ms=now_ms(), grace_ms=grace_ms, check_fence=check, is_dry_run=is_dry_run
         )
+
+    def _manifests(self, there: Iterable[Epoch]) -> Iterable[Manifest]:
+        """Each is read once: there may be hundreds, and none ever changes."""
+        known = self._there
+        self._there = {}
+        for epoch in there:
+            with contextlib.suppress(MissingObject):  # collected by another process
+                self._there[epoch] = known.get(epoch) or self._tier.checkpoints.load_manifest(epoch)
+        return self._there.values()

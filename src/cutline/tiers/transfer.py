@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from cutline.base import durable
 from cutline.base.paths import inside
 from cutline.errors import DamagedRecordError, MissingObject
@@ -123,6 +121,8 @@ def sha256_of(path: Path) -> str:
 
 def unpacked(packed: bytes, name: str) -> bytes:
     """The content that ``_packed`` was given."""
+    import pyarrow as pa  # takes a third of a second, and most commands transfer nothing
+
     try:
         size = int.from_bytes(packed[:8], "little")
         if size > MOST_PACKED_BYTES:
@@ -137,6 +137,8 @@ def _packed(content: bytes) -> bytes | None:
     """None if packing does not pay off."""
     if len(content) < _SMALL_BYTES:
         return None
+    import pyarrow as pa
+
     packed = pa.compress(content, codec="zstd", asbytes=True)
     header = len(content).to_bytes(8, "little")
     return header + packed if len(packed) + len(header) <= _PAYS * len(content) else None

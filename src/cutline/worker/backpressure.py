@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from cutline.base.clock import now_ms
 from cutline.channels.log import ChannelLog
 from cutline.model.entries import DataEntry, Entry
 from cutline.model.ids import OperatorId, Position
@@ -25,6 +26,8 @@ class Credits:
         self._stopped = False
         self._waiting = False
         self._in_batch = False
+        #: When each entry that some consumer has yet to read was appended, or found by this start.
+        self._appended_ms: dict[Position, int] = {}
         self._changed = threading.Condition()
         self._listener = self._appended  # one object, so that it can be removed
         for entry in log.on_append(self._listener):
@@ -34,6 +37,7 @@ class Credits:
         if isinstance(entry, DataEntry):
             with self._changed:
                 self._account.appended(entry.seq, entry.rows, entry.size_bytes)
+                self._appended_ms[entry.seq] = now_ms()
 
     def begin_batch(self) -> None:
         """Wait until a batch may run, and count it as running. Raises StopAtBoundary when no further batch may run."""
@@ -63,6 +67,7 @@ class Credits:
         """A consumer has read everything below a position, or was restored to it; returns whether the report counts."""
         with self._changed:
             counts = self._account.reported(report, self._entries)
+            self._forget_read()
             self._changed.notify_all()
             return counts
 
@@ -82,6 +87,23 @@ class Credits:
         """Rows that each consumer has yet to read."""
         with self._changed:
             return self._account.backlog_rows()
+
+    def backlog_ms(self) -> dict[OperatorId, int]:
+        """How long the oldest row that each consumer has yet to read has waited; 0: none waits."""
+        now = now_ms()
+        with self._changed:
+            oldest = self._account.oldest_unread()
+            return {
+                consumer: 0 if seq is None else max(now - self._appended_ms.get(seq, now), 0)
+                for consumer, seq in oldest.items()
+            }
+
+    def _forget_read(self) -> None:
+        unread = [seq for seq in self._account.oldest_unread().values() if seq is not None]
+        first = min(unread, default=None)
+        self._appended_ms = {
+            seq: at_ms for seq, at_ms in self._appended_ms.items() if first is not None and seq >= first
+        }
 
     def set_paused(self, paused: bool) -> None:
         with self._changed:

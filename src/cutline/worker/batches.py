@@ -52,6 +52,8 @@ class Batches:
         self.rows_total = 0
         self.batches_total = 0
         self.last_batch_ms = 0.0
+        #: The time of all batches together.
+        self.busy_ms = 0.0
 
     @contextmanager
     def staged(self, batch: StreamingBatch) -> Iterator[FinishedBatch]:
@@ -72,6 +74,7 @@ class Batches:
         finally:
             self._credits.end_batch()
         self.last_batch_ms = (time.perf_counter() - started) * 1000
+        self.busy_ms += self.last_batch_ms
 
     def _job(self, batch: BatchId) -> StageJob:
         spec = self._spec
@@ -117,7 +120,9 @@ class Batches:
                 self._outbox.tell(ProgressMade(operator=self._spec.operator, is_source=not self._spec.inputs))
 
     def _report_progress(self, rows: int, batch: StreamingBatch) -> None:
-        if not self._spec.reports_progress:
+        # The first checkpoint of a new flow waits for the first batch of every operator with a sink.
+        is_first = self.batches_total == 1 and bool(self._spec.sinks)
+        if not self._spec.reports_progress and not is_first:
             return
         watermark_ms = batch.watermark_ms()
         with self._progress_lock:

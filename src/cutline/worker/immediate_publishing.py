@@ -113,7 +113,7 @@ class ImmediateSink:
                 f"sink {self._node.sink} no longer has batches that were published to it: "
                 "it was restored from a backup, emptied, or is another target",
                 next_step="correct its target; to continue without the missing batches: "
-                f"cutline sinks --flow {self._flow} --accept {self._node.sink}",
+                f"cutline sinks {self._flow} --accept {self._node.sink}",
                 flow=self._flow,
                 published=published,
                 expected=found.needed,
@@ -156,6 +156,7 @@ class ImmediateSink:
             previous_epoch=self._published,
             after_batch=BatchId(batch.batch - 1),
             through_batch=batch.batch,
+            rewind_points=(),  # it numbers batches, so the sink keeps as many as it does by itself
         )
         self._sink.commit(permit, [batch], self._sink.prepare(number, [batch]))
         self._published = number

@@ -438,6 +438,10 @@ class OperatorService:
         return self.batches.last_batch_ms
 
     @property
+    def busy_ms(self) -> float:
+        return self.batches.busy_ms
+
+    @property
     def has_caught_up(self) -> bool:
         """Whether the last batch of its log has run again."""
         return self.replay.has_caught_up

@@ -62,6 +62,8 @@ class Supervisor:
         self._start_outage: Outage | None = None
         #: The cause of the last failure, in one line.
         self._problem = ""
+        #: The file with its whole trace.
+        self._trace = ""
         #: How many batches of the log had run again when the query was last prepared for the next one.
         self._repeated_at_restart = -1
         self._idle_looks = 0
@@ -80,6 +82,11 @@ class Supervisor:
     def problem(self) -> str:
         """The cause of the last of these failures; empty if there is none."""
         return self._problem if self.failures() else ""
+
+    @property
+    def trace(self) -> str:
+        """The file with the whole trace of that failure; empty if there is none."""
+        return self._trace if self.failures() else ""
 
     def _finished(self) -> int:
         return self._service.batches_total + self._service.replay.repeated_total
@@ -169,7 +176,7 @@ class Supervisor:
         outage = self._start_outage or outage_in(error)
         pause_ms = self._counted.failed(self._finished(), is_outage=outage is not None)
         self._problem = str(cause_in(error))
-        trace = self._keep_trace(self._service.operator, error)
+        trace = self._trace = self._keep_trace(self._service.operator, error)
         if pause_ms is None:
             self._give_up(trace)
             return False

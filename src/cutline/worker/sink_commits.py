@@ -5,14 +5,17 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from cutline.base.logs import get_logger
 from cutline.base.outages import outage_of
 from cutline.base.redaction import without_secrets
 from cutline.errors import FencedError
-from cutline.model.ids import SinkId
+from cutline.model.ids import NO_EPOCH, Epoch, SinkId
 from cutline.model.staging import StagedBatch
+from cutline.ports.sinks import RewindsSoFar, Sink
 from cutline.protocol.messages.wire import SinkCommitFailed, SinkCommitted
 from cutline.protocol.publish.commit import CommitPermit
 from cutline.worker.immediate_publishing import ImmediateSink
@@ -21,6 +24,8 @@ from cutline.worker.outbox import Outbox
 
 log = get_logger(__name__)
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class _ImmediateBatch:
@@ -28,6 +33,18 @@ class _ImmediateBatch:
 
     sink: ImmediateSink
     batch: StagedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Something to find out about the sinks. Asked between two commits, because a sink serves one thread."""
+
+    ask: Callable[[Mapping[SinkId, Sink]], Any]
+    answer: Future[Any]
+
+
+def _oldest_rewinds(sinks: Mapping[SinkId, Sink]) -> dict[SinkId, Epoch]:
+    return {name: sink.oldest_rewind() if isinstance(sink, RewindsSoFar) else NO_EPOCH for name, sink in sinks.items()}
 
 
 class SinkCommits:
@@ -47,7 +64,7 @@ class SinkCommits:
         self._outbox = outbox
         self._on_fatal = on_fatal
         self._outages = ports.outages
-        self._permits: queue.SimpleQueue[CommitPermit | _ImmediateBatch | None] = queue.SimpleQueue()
+        self._permits: queue.SimpleQueue[CommitPermit | _ImmediateBatch | _Question | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"cutline-publish-{spec.operator}", daemon=True)
 
     def start(self) -> None:
@@ -72,6 +89,23 @@ class SinkCommits:
             if isinstance(sink := self._sinks.get(name), ImmediateSink):
                 self._permits.put(_ImmediateBatch(sink, batch))
 
+    def ask_oldest_rewinds(self) -> Future[dict[SinkId, Epoch]]:
+        """The oldest epoch that each sink can be rewound to; NO_EPOCH: any."""
+        return self.ask(_oldest_rewinds)
+
+    def ask(self, question: Callable[[Mapping[SinkId, Sink]], T]) -> Future[T]:
+        """What ``question`` finds out about the sinks, on the thread that publishes; it must not change them."""
+        answer: Future[T] = Future()
+        self._permits.put(_Question(question, answer))
+        return answer
+
+    def _answer(self, question: _Question) -> None:
+        try:
+            question.answer.set_result(question.ask(self._sinks))
+        except Exception as error:  # a sink may raise anything; it is a question, so publishing goes on
+            log.debug("sinks_not_asked", operator=self._operator, exc_info=True)
+            question.answer.set_exception(error)
+
     def _publish_early(self, immediate: _ImmediateBatch) -> bool:
         """False when the sink is fenced: a retry can never succeed."""
         try:
@@ -88,6 +122,9 @@ class SinkCommits:
             if isinstance(permit, _ImmediateBatch):
                 if not self._publish_early(permit):
                     return
+                continue
+            if isinstance(permit, _Question):
+                self._answer(permit)
                 continue
             try:
                 has_rows = self._commit(permit)

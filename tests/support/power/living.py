@@ -29,7 +29,7 @@ from cutline.base import durable
 from cutline.channels.segments import SegmentWriter, read_segment
 from cutline.errors import CheckpointFailedError
 from cutline.model.entries import Segment
-from cutline.model.ids import FlowName, OperatorId
+from cutline.model.ids import FlowName, Generation, OperatorId
 from cutline.model.layout import Layout
 from cutline.model.plan import OperatorPlan
 from cutline.objects import open_store
@@ -37,6 +37,7 @@ from cutline.ports.engine import SegmentPlace, StagedTask, StageJob
 from cutline.ports.sinks import Sink, StageAttempt
 from cutline.savepoints.store import Savepoints
 from cutline.sinks import Delta, Parquet, SQLite
+from cutline.storage.detached import DetachedLogs
 from tests.support.changing import changing, counted
 from tests.support.power.recording import BEGINS, KILLED, NOTES, SITE
 from tests.support.spark_dirs import SparkDir
@@ -48,7 +49,8 @@ SOURCE = os.path.dirname(cutline.__file__)
 #: How the recorded flows differ: options, and what their sinks do.
 MODES: dict[str, dict[str, Any]] = {
     "aligned": {"mode": "aligned"},
-    "unaligned": {"mode": "unaligned", "max_concurrent_checkpoints": 2},
+    # Its older checkpoints are kept without logs.
+    "unaligned": {"mode": "unaligned", "max_concurrent_checkpoints": 2, "retain": "1h"},
     "per-operator": {"mode": "per-operator"},
     "at-once-rewind": {"mode": "unaligned", "publish": "at_once", "on_rollback": "rewind"},
     "at-once-keep": {"mode": "unaligned", "publish": "at_once", "on_rollback": "keep"},
@@ -264,6 +266,30 @@ class Life:
         self.checkpoint(flow)
         flow.stop()
 
+    def goes_back(self) -> None:
+        """It goes back to a checkpoint whose logs are gone; a start before that was killed when it had begun to."""
+        flow = self.start()
+        epochs = []
+        for _ in range(4):
+            flow.step(NUMBERS)
+            flow.step(TOTALS)
+            flow.step(NUMBERS)
+            epochs.append(flow.checkpoint())
+            flow.wait(flow.coordinator.is_settled)
+        detached = DetachedLogs(flow.layout)
+        flow.wait(lambda: detached.has(epochs[1]) and flow.operators[NUMBERS].channel.start > 3)
+        manifest = flow.checkpoints.load_manifest(epochs[1])
+        generation = flow.recovered.generation
+        flow.stop()
+        detached.put_back(manifest, Generation(generation + 1))
+        self.start().stop()
+        flow = RealSinksFlow(self.storage, **settings_of(self.storage, self.mode), restore_to=epochs[1])
+        flow.run_planned()
+        self.say(f"recovered {flow.recovered.path}")
+        flow.drain()
+        self.checkpoint(flow)
+        flow.stop()
+
     def renamed(self) -> None:
         """Another flow, whose source is renamed while rows are in flight."""
         tests.support.changing.__dict__["HandDrivenBatch"] = _SyncedBatch
@@ -321,11 +347,11 @@ class Trouble:
 
 
 def _without_links() -> None:
-    """As on a file system without hard links, for the sinks."""
+    """As on a file system without hard links, for the sinks and for what is kept without logs."""
     link = os.link
 
     def refused(src: Any, dst: Any, **more: Any) -> None:
-        if "/files/_cutline/prepared/" in str(dst):
+        if "/files/_cutline/prepared/" in str(dst) or "/detached/" in f"{src} {dst}":
             raise OSError(errno.EPERM, "no links here")
         link(src, dst, **more)
 

@@ -19,14 +19,16 @@ import msgspec
 
 from cutline.base import records
 from cutline.channels import entry_files as codec
+from cutline.channels.in_flight import entry_paths
 from cutline.model.checkpoint import Manifest, OperatorRecord
 from cutline.model.entries import DataEntry
 from cutline.model.entries import Entry as LogEntry
 from cutline.model.generation import GenerationRecord
-from cutline.model.ids import Generation, Position
+from cutline.model.ids import Generation, OperatorId, Position
 from cutline.model.layout import Layout
 from cutline.protocol.history.lineage import lineage_of
-from cutline.tiers.checkpoint_files import blobs_of, entry_paths, record_paths
+from cutline.storage.detached import PutBack
+from cutline.tiers.checkpoint_files import blobs_of, record_paths
 from cutline.tiers.transfer import PACKED_SUFFIX, unpacked
 from tests.support.power.recording import Entry, Note, Recording, Sync
 
@@ -174,10 +176,11 @@ _ROOT = r"(?P<root>/(?:storage|remote)/(?:counting|changing)(?:/savepoints/\w+)?
 #: The flow's own folder, not a copy.
 _LOCAL = ("/storage/counting", "/storage/changing")
 _MANIFEST = re.compile(rf"{_ROOT}/checkpoints/\d+/manifest\.json")
+_EPOCH = re.compile(rf"{_ROOT}/checkpoints/(?P<epoch>\d+)/manifest\.json")
 _RECORD = re.compile(rf"{_ROOT}/checkpoints/\d+/(?P<operator>\w+)\.g\d+\.json")
 _ENTRY = re.compile(rf"{_ROOT}/channels/(?P<operator>\w+)/(?P<generation>g\d+)/(?P<seq>\d+)\.json")
 _GENERATION = re.compile(rf"{_ROOT}/generations/\d+\.json")
-_CARD = re.compile(r"(?P<root>/storage/counting/savepoints/\w+)/savepoint\.json")
+_CARD = re.compile(r"(?P<root>/storage/counting/(?:savepoints/\w+|detached/\d+))/(?:savepoint|detached)\.json")
 _VERSION = re.compile(r"/lake/_delta_log/\d{20}\.json")
 _CONDENSED = re.compile(r"/lake/_delta_log/(?:\d{20}\.checkpoint\.parquet|_last_checkpoint)")
 _LEDGER = re.compile(r"/files/_cutline/ledger\.json")
@@ -223,7 +226,39 @@ class Spy:
     def _is_deleted_before(self, target: Presence, who: Presence) -> bool:
         """Not if both go in one step, or the file is only replaced."""
         is_gone = target.until != who.until and self.history.at(target.path, target.until) is None
-        return is_gone and target.until < self.history.removal_certain(who)
+        return (
+            is_gone
+            and target.until < self.history.removal_certain(who)
+            and not (self._is_given_up(who, target.until) or self._is_detached(target, who))
+        )
+
+    def _is_given_up(self, who: Presence, at: int) -> bool:
+        """Whether a generation has gone back to before this checkpoint or entry."""
+        manifest, entry = _EPOCH.fullmatch(who.path), _ENTRY.fullmatch(who.path)
+        for one in self.history.below("/storage/counting/generations", at):
+            record: GenerationRecord | None = self._body(one, "generation", GenerationRecord)
+            if record is None or record.restored_epoch is None:
+                continue
+            if manifest is not None and record.restored_epoch < int(manifest["epoch"]):
+                return True
+            spans = record.lineage.get(OperatorId(entry["operator"]), []) if entry is not None else []
+            if entry is not None and spans:
+                generation, seq = Generation(int(entry["generation"][1:])), Position(int(entry["seq"]))
+                if generation < record.generation and not lineage_of(spans).shows(generation, seq):
+                    return True
+        return False
+
+    def _is_detached(self, target: Presence, who: Presence) -> bool:
+        """Whether a checkpoint needs no logs any more: all it had in flight is stored with it."""
+        epoch = _EPOCH.fullmatch(who.path)
+        if epoch is None or not target.path.startswith(f"{epoch['root']}/channels/"):
+            return False
+        aside = f"{epoch['root']}/detached/{epoch['epoch']}"
+        if self.history.at(f"{aside}/detached.json", target.until) is None:
+            return False
+        self._require(who, f"{aside}/detached.json", target.until, stays=True)
+        self._require(who, f"{aside}{target.path.removeprefix(epoch['root'])}", target.until, stays=True)
+        return True
 
     def _look_at(self, path: str, presence: Presence) -> None:
         looks: list[tuple[re.Pattern[str], Callable[[Presence, re.Match[str]], None]]] = [
@@ -330,7 +365,9 @@ class Spy:
             name = codec.data_dir(Path(presence.path).parents[1]) / segment.name
             self._require(presence, str(name), at, stays=True)
         before = codec.entry_path(Path(presence.path).parents[1], entry.generation, Position(entry.seq - 1))
-        if self.history.at(str(before), at) is not None:
+        if self._is_put_back(presence, layout):
+            self._require(presence, str(layout.put_back), at)
+        elif self.history.at(str(before), at) is not None:
             self._require(presence, str(before), at)
         generation = str(layout.generation(entry.generation))
         if self.history.at(generation, at) is not None:
@@ -338,6 +375,12 @@ class Spy:
         for sink, batch in entry.staged.items():
             for piece in batch.pieces if sink in ("files", "lake", "base") else ():
                 self._require(presence, self._staged_path(sink, piece["path"]), at)
+
+    def _is_put_back(self, presence: Presence, layout: Layout) -> bool:
+        """By a restore. Only its generation relies on it: until then the next start removes what the record names."""
+        record = self.history.at(str(layout.put_back), presence.since)
+        names = self._body(record, "put-back", PutBack).names if record is not None else ()
+        return layout.name(Path(presence.path)) in names
 
     def _staged_path(self, sink: str, path: str) -> str:
         if sink == "base":  # the one sink whose files are beside its target

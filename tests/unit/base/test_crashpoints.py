@@ -13,12 +13,15 @@ import pytest
 
 import cutline
 from cutline.base.crashpoints import (
+    DEPLOY_POINTS,
+    DETACH_POINTS,
     ENVIRONMENT_VARIABLE,
     EVOLUTION_POINTS,
     PID_VARIABLE,
     POINTS,
     REACHED,
     REMOTE_POINTS,
+    RESTORE_NOW_POINTS,
     VICTIM_VARIABLE,
     crashpoint,
 )
@@ -33,16 +36,20 @@ def points_in_code() -> set[str]:
     return {name for path in SOURCES.rglob("*.py") for name in pattern.findall(path.read_text())}
 
 
+LISTS = (POINTS, REMOTE_POINTS, EVOLUTION_POINTS, DETACH_POINTS, DEPLOY_POINTS, RESTORE_NOW_POINTS)
+LISTED = {point for points in LISTS for point in points}
+
+
 def test_every_point_of_the_list_is_in_the_code() -> None:
-    assert {*POINTS, *REMOTE_POINTS, *EVOLUTION_POINTS} - points_in_code() == set()
+    assert LISTED - points_in_code() == set()
 
 
 def test_every_point_in_the_code_is_on_the_list() -> None:
-    assert points_in_code() - {*POINTS, *REMOTE_POINTS, *EVOLUTION_POINTS} == set()
+    assert points_in_code() - LISTED == set()
 
 
 def test_no_point_is_on_the_list_twice() -> None:
-    assert len({*POINTS, *REMOTE_POINTS, *EVOLUTION_POINTS}) == len(POINTS) + len(REMOTE_POINTS) + len(EVOLUTION_POINTS)
+    assert len(LISTED) == sum(map(len, LISTS))
 
 
 def test_without_the_variable_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

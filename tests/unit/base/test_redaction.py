@@ -8,7 +8,13 @@ import logging
 import pytest
 
 from cutline.base.logs import get_logger, make_formatter
-from cutline.base.redaction import address_without_secrets, has_credentials, without_secrets
+from cutline.base.redaction import (
+    address_without_secrets,
+    has_credentials,
+    is_secret_name,
+    without_named_secrets,
+    without_secrets,
+)
 
 PASSWORDS = ["p@ssw0rd", "hun:ter/2", "hun#ter2", "hun%zzter2", "hun?ter2", "hun ter2", "a@b@c/d:e#f", "://@x"]
 
@@ -72,3 +78,16 @@ def test_a_log_line_shows_no_secret() -> None:
     finally:
         logger.removeHandler(handler)
     assert "hun" not in stream.getvalue() and "ter2" not in stream.getvalue() and "***@host/x" in stream.getvalue()
+
+
+def test_names_of_secrets_are_words_and_not_parts_of_words() -> None:
+    for name in ("password", "DB_PASSWORD", "dbPassword", "sasl.jaas.token", "api_key", "aws_secret_access_key", "pwd"):
+        assert is_secret_name(name), name
+    for name in ("passengers", "design", "signal", "tokenizer", "compass", "key", "assign", "keyboard"):
+        assert not is_secret_name(name), name
+
+
+def test_code_keeps_all_that_is_no_secret() -> None:
+    assert without_named_secrets("passengers = 5 and design='a'") == "passengers = 5 and design='a'"
+    assert without_named_secrets("user=a password='b c' host=d") == "user=a password=*** host=d"
+    assert without_named_secrets("postgresql://u:p@host/db") == "postgresql://***@host/db"

@@ -23,6 +23,12 @@ def test_the_same_failure_again_replaces_its_trace(tmp_path: Path) -> None:
     assert second is not None and second.read_text() == "ValueError: row 12 at 0x88aa"
 
 
+def test_another_run_of_a_query_that_fails_alike_replaces_its_trace(tmp_path: Path) -> None:
+    text = "runId = {}, Stream@{}: position 2"
+    first = store_trace(tmp_path, "totals", text.format("4afb29c0-72ec-4a96-bc02-671d44c91344", "195a3fb5"))
+    assert store_trace(tmp_path, "totals", text.format("2e1dc2e7-b8a8-40cd-8b3e-a05b5305e307", "3391b626")) == first
+
+
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     stored = []
     for number in range(KEPT + 5):

@@ -84,6 +84,20 @@ def test_a_batch_is_found_by_its_number(tmp_path: Path) -> None:
     assert log.find_batch(BatchId(0)) is None
 
 
+def test_rows_are_counted_between_two_batches(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for rows in (1, 2, 4, 8):
+        append_batch(log, rows=rows)
+        append_barrier(log, rows)
+    assert log.rows_between(NO_BATCH, BatchId(3)) == 15
+    assert log.rows_between(BatchId(0), BatchId(2)) == 6
+    assert log.rows_between(BatchId(2), BatchId(2)) == 0
+    assert log.rows_between(BatchId(2), BatchId(4)) is None, "there is no such batch yet"
+    log.truncate(Position(3))
+    assert log.rows_between(BatchId(1), BatchId(3)) == 12
+    assert log.rows_between(BatchId(0), BatchId(3)) is None, "not all of them are there"
+
+
 def test_leftovers_of_interrupted_writes_are_no_entries(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append_batch(log)

@@ -56,6 +56,11 @@ def test_every_failure_has_its_exit_code_and_few_lines(
     assert all(str(one) in told.err for one in traces)
 
 
+def test_a_question_ends_with_its_mark(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(app, ["refuse"]) == ExitCode.WRONG_USE
+    assert "'refused'? Next: see" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", [name for name in FAILURES if name != "exit"])
 def test_with_json_every_failure_is_one_object(
     app: typer.Typer, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -110,6 +110,12 @@ def test_an_unknown_option_is_answered_with_those_there_are() -> None:
     assert all(name in caught.value.next_step for name in OPTION_NAMES)
 
 
+def test_a_slip_in_the_name_of_an_option_is_answered_with_what_was_meant() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_options({"chekpoint_timeout": "1s"})
+    assert caught.value.next_step.startswith("did you mean checkpoint_timeout")
+
+
 @pytest.mark.parametrize(("mode", "limit"), [("aligned", None), ("unaligned", 0), ("auto", 70)])
 def test_the_mode_says_how_long_to_wait_for_alignment(mode: str, limit: int | None) -> None:
     assert build_options({"mode": mode, "alignment_timeout": "70ms"}).alignment_limit_ms() == limit

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from cutline.config.values import Choice, Count, Duration, Kind, Place, Size, TextTable, parse_bytes, parse_duration_ms
+from cutline.config.values import (
+    Choice,
+    Count,
+    Duration,
+    Kind,
+    Ladder,
+    Place,
+    Size,
+    TextTable,
+    parse_bytes,
+    parse_duration_ms,
+)
 from cutline.errors import ConfigError
 
 
@@ -84,3 +95,18 @@ def test_an_error_names_option_value_and_what_is_allowed(kind: Kind, wrong: Any,
     with pytest.raises(ConfigError) as caught:
         kind.parse("option", wrong)
     assert all(text in str(caught.value) for text in named)
+
+
+def test_a_ladder_is_a_list_of_ages_and_distances() -> None:
+    minutes, hours = 60_000, 3_600_000
+    expected = ((10 * minutes, 0), (2 * hours, minutes), (48 * hours, hours))
+    assert Ladder().parse("retain", "10min, 2h/1min, 2d/1h") == expected
+    assert Ladder().parse("retain", ["10min", "2h/60s", "48h/1h"]) == expected
+    assert Ladder().parse("retain", "") == ()
+    assert Ladder().parse("retain", Ladder().show(expected)) == expected
+
+
+@pytest.mark.parametrize("wrong", ["2h/1min, 10min", "10min, 20min", "1min/2min", "1h/0", "often", 3, "1h//2", [1]])
+def test_a_ladder_that_keeps_nothing_or_does_not_rise_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="retain"):
+        Ladder().parse("retain", wrong)

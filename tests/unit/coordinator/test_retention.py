@@ -21,6 +21,7 @@ from cutline.protocol.history.retention import EpochNeeds, needs_of
 from cutline.protocol.messages.coordinator import ReleaseEpochs
 from cutline.protocol.messages.wire import OperatorStarted
 from cutline.storage.checkpoints import LocalCheckpointStore
+from cutline.storage.detached import DetachedLogs
 from tests.support.channels import segment_names
 from tests.support.killing import is_killed_at
 from tests.support.stored_flow import ORDERS, TOTALS, StoredFlow
@@ -45,7 +46,7 @@ TOUCHED_BY = {ORDERS: {ORDERS, TOTALS}, TOTALS: {TOTALS}}
 
 
 def janitor(flow: StoredFlow) -> Janitor:
-    return Janitor(checkpoints=flow.store.checkpoints)
+    return Janitor(detached=DetachedLogs(flow.layout), checkpoints=flow.store.checkpoints)
 
 
 def collect(flow: StoredFlow, request: ReleaseEpochs, keeper: Janitor | None = None) -> None:
@@ -203,7 +204,7 @@ def test_an_epoch_that_completes_while_old_ones_go_stays(flow: StoredFlow) -> No
             return found
 
     overtaken: list[bool] = []
-    Janitor(checkpoints=Overtaken(flow.layout)).collect(keep_from(3))
+    Janitor(detached=DetachedLogs(flow.layout), checkpoints=Overtaken(flow.layout)).collect(keep_from(3))
     assert LocalCheckpointStore(flow.layout).epochs() == [3, 4]
 
 
@@ -216,7 +217,7 @@ def test_a_janitor_that_fails_goes_on_with_the_next_request(flow: StoredFlow) ->
             return super().load_manifest(epoch)
 
     failed = threading.Event()
-    keeper = Janitor(checkpoints=FailingOnce(flow.layout))
+    keeper = Janitor(detached=DetachedLogs(flow.layout), checkpoints=FailingOnce(flow.layout))
     keeper.start()
     keeper.release(keep_from(2))
     assert failed.wait(10)
@@ -236,7 +237,7 @@ def test_releases_that_wait_are_performed_in_one_pass(flow: StoredFlow) -> None:
             assert go.wait(10)
             return super().collect(epochs, *rest)
 
-    keeper = Janitor(checkpoints=Slow(flow.layout))
+    keeper = Janitor(detached=DetachedLogs(flow.layout), checkpoints=Slow(flow.layout))
     needs: list[list[EpochNeeds]] = []
 
     answered = threading.Semaphore(0)
@@ -283,7 +284,7 @@ def test_a_stop_drops_what_is_queued_and_the_rest_of_a_pass(
 ) -> None:
     monkeypatch.setattr(retention, "_STOP_SECONDS", 0.0)
     store = Counting(flow)
-    keeper = Janitor(checkpoints=store)
+    keeper = Janitor(detached=DetachedLogs(flow.layout), checkpoints=store)
     keeper._has_passed = has_passed
     keeper.start()
     keeper.release(keep_from(2))
@@ -312,7 +313,7 @@ def test_entries_are_released_though_left_logs_cannot_be_collected(flow: StoredF
         raise PermissionError(13, "Permission denied")
 
     needs: list[EpochNeeds] = []
-    keeper = Janitor(checkpoints=flow.store.checkpoints, collect_left_logs=fail)
+    keeper = Janitor(detached=DetachedLogs(flow.layout), checkpoints=flow.store.checkpoints, collect_left_logs=fail)
     keeper.start()
     keeper.release(keep_from(3), needs.extend)
     keeper.stop()

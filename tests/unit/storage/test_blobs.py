@@ -35,7 +35,7 @@ def written(folder: Path, name: str, content: bytes) -> Path:
 
 
 def sweep(blobs: BlobStore, *reachable: SnapshotFile) -> int:
-    return blobs.collect(lambda: [{file.sha256} for file in reachable])
+    return blobs.collect(lambda: ({file.sha256 for file in reachable}, ()), is_whole=True)
 
 
 def stored(layout: Layout) -> set[str]:
@@ -194,9 +194,9 @@ def test_content_that_a_manifest_takes_over_during_a_sweep_survives_it(
     """The sweep has looked for manifests; the manifest is stored and its claims released; only then it deletes."""
     file, _ = blobs.store(written(tmp_path, "a", b"content"), "a")
 
-    def look_and_be_overtaken() -> set[str]:
+    def look_and_be_overtaken() -> tuple[set[str], set[str]]:
         blobs.drop_references([file.sha256])
-        return set()
+        return set(), set()
 
     assert blobs.collect(look_and_be_overtaken) == 0
     assert blobs.damage(file) is None
@@ -206,11 +206,11 @@ def test_content_that_a_manifest_takes_over_during_a_sweep_survives_it(
 def test_content_stored_and_taken_over_during_a_sweep_survives_it(tmp_path: Path, blobs: BlobStore) -> None:
     taken: list[SnapshotFile] = []
 
-    def look_and_be_overtaken() -> set[str]:
+    def look_and_be_overtaken() -> tuple[set[str], set[str]]:
         file, _ = blobs.store(written(tmp_path, "a", b"content"), "a")
         blobs.drop_references([file.sha256])
         taken.append(file)
-        return set()
+        return set(), set()
 
     blobs.collect(look_and_be_overtaken)
     assert blobs.damage(taken[0]) is None
@@ -219,7 +219,7 @@ def test_content_stored_and_taken_over_during_a_sweep_survives_it(tmp_path: Path
 def test_a_sweep_that_fails_leaves_claims_as_they_are(tmp_path: Path, blobs: BlobStore) -> None:
     file, _ = blobs.store(written(tmp_path, "a", b"content"), "a")
 
-    def fail() -> set[str]:
+    def fail() -> tuple[set[str], set[str]]:
         blobs.drop_references([file.sha256])
         raise DamagedRecordError("a manifest cannot be read")
 

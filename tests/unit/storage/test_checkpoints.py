@@ -753,3 +753,55 @@ def test_inline_content_that_does_not_match_its_hash_is_damage(store: LocalStore
     spoiled = replace(record, shared=[replace(record.shared[0], content=b"something else"), *record.shared[1:]])
     [problem] = store.checkpoints.damage(spoiled)
     assert record.shared[0].path in problem
+
+
+def test_a_collection_reads_only_epochs_that_it_has_not_seen(
+    store: LocalStore, layout: Layout, spark: SparkDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be hundreds of epochs, and each checkpoint is followed by a collection."""
+    kept = [checkpoint(store, spark, epoch, 0) for epoch in range(1, 6)]
+    read: list[str] = []
+    read_bytes = Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        read.append(path.parent.name)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    collect(store, [])
+    assert {"000000000001", "000000000005"} <= set(read)
+    read.clear()
+    newest = checkpoint(store, spark, 6, 1)
+    assert collect(store, [Epoch(5)]) == [5]
+    assert set(read) <= {"000000000005", "000000000006"}
+    assert blobs(layout) == hashes(*kept, newest)
+
+
+def test_content_of_an_aborted_epoch_goes_with_the_next_collection(
+    store: LocalStore, layout: Layout, spark: SparkDir
+) -> None:
+    kept = checkpoint(store, spark, 1, 0)
+    collect(store, [])
+    record_of(store, spark, 2, 2)
+    assert blobs(layout) > hashes(kept)
+    store.checkpoints.discard(Epoch(2))
+    collect(store, [])
+    assert blobs(layout) == hashes(kept)
+
+
+def test_a_collection_that_fails_is_made_up_for(store: LocalStore, layout: Layout, spark: SparkDir) -> None:
+    checkpoint(store, spark, 1, 0)
+    collect(store, [])
+    kept = checkpoint(store, spark, 2, 2)
+    fenced = iter([None, None])
+
+    def check() -> None:
+        """The epoch is gone, its content is not."""
+        if next(fenced, "fenced"):
+            raise DamagedRecordError("another process runs the flow")
+
+    with pytest.raises(DamagedRecordError):
+        store.checkpoints.collect([Epoch(1)], Epoch(9), check)
+    assert blobs(layout) > hashes(kept)
+    collect(store, [])
+    assert blobs(layout) == hashes(kept)

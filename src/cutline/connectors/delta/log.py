@@ -76,6 +76,8 @@ class LoggedCommit:
     is_change: bool
     #: Files it added to the table, relative to the table's folder, as named on disk.
     added: frozenset[str]
+    #: Files it removed from the table; they are on disk until a vacuum.
+    removed: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +153,21 @@ class DeltaLog:
         )
 
     def oldest_rewind(self, newest: int, app: str, published: Epoch) -> Epoch:
-        """The oldest epoch for which ``rewind_target`` has an answer."""
+        """The oldest epoch for which ``rewind_target`` has an answer, and whose files no vacuum has deleted."""
         current = reachable = published
+        #: Files that the version in question has and the disk has not.
+        gone: set[str] = set()
         for commit in self.commits(newest):
-            reachable = current
+            if current < reachable and gone:
+                break
+            reachable = min(reachable, current)
             mark = commit.mark
             if mark is not None and mark.app == app:
                 current = mark.before
             elif commit.is_change:
                 break
+            deleted = {path for path in commit.removed if not (self.folder.parent / path).exists()}
+            gone = (gone - commit.added) | deleted
         return reachable
 
     def named_since(self, newest: int, timestamp_ms: int) -> set[str]:
@@ -272,11 +280,14 @@ def _parse(version: int, text: str) -> LoggedCommit:
     actions: list[dict[str, Any]] = [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
     info: dict[str, Any] = {}
     added: set[str] = set()
+    removed: set[str] = set()
     is_change = False
     for action in actions:
         info = action.get("commitInfo") or info
         if add := action.get("add"):
             added.add(unquote(add["path"]))
+        if remove := action.get("remove"):
+            removed.add(unquote(remove["path"]))
         is_change = is_change or not (_HARMLESS.issuperset(action) or _moves_rows_only(action))
     mark = info.get(MARK_KEY)
     return LoggedCommit(
@@ -287,4 +298,5 @@ def _parse(version: int, text: str) -> LoggedCommit:
         timestamp_ms=info.get("timestamp", 1 << 62),
         is_change=is_change,
         added=frozenset(added),
+        removed=frozenset(removed),
     )

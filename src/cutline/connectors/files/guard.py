@@ -39,7 +39,9 @@ def is_file_source(position: bytes | None, folder: Path) -> bool:
 def check(position: bytes | None, folder: Path, _: Today) -> SourceReport:
     last = file_position(position)
     if not folder.is_dir():
-        return SourceReport(notes=["is not guarded: its live log of files does not exist"])
+        return SourceReport(
+            notes=["is not guarded here: Spark's list of the files that it has read does not exist, as in every copy"]
+        )
     try:
         listed = _listed_after(folder, -1 if last is None else last)
     except (OSError, ValueError, msgspec.MsgspecError) as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from cutline.connectors.generator.rows import KIND, begin_of, position_of, settings_of, why_other_rows
-from cutline.connectors.source_options import ranges_of, whole_number
+from cutline.connectors.source_options import furthest_of, ranges_of, whole_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,6 +84,16 @@ class GeneratorReader(DataSourceStreamReader):
         row, rows = self._row(start), self._settings.rows
         end = max(row, min(rows, row + self._rows_per_batch, self._due(row)))
         return start if end == row else self.initialOffset() | {"row": end}
+
+    def furthest(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        old = [position for position in positions if position.keys() == {"row"}]
+        found = furthest_of(
+            positions,
+            KIND,
+            is_own=lambda position: position_of(position).is_of(self._settings),
+            distance=lambda position: int(position["row"]),
+        )
+        return found or max(old, key=lambda position: int(position["row"]), default=None)
 
     def _row(self, offset: dict[str, Any]) -> int:
         if offset.keys() == {"row"}:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from cutline.connectors.source_options import most_per_batch, needed, refuse_lost, start_of
+from cutline.connectors.source_options import furthest_of, most_per_batch, needed, refuse_lost, start_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,6 +103,17 @@ class KafkaReader(DataSourceStreamReader):
         offset: dict[str, Any] = at.as_json() | {"servers": self._servers, "begin": begin, "offsets": offsets}
         self._planned = (at, self._position(offset))
         return offset
+
+    def furthest(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        own = [one["offsets"] for one in positions if one.get("source") == FORMAT and one["topic"] == self._topic]
+        offsets = {name: max(one.get(name, 0) for one in own) for name in {name for one in own for name in one}}
+        found = furthest_of(
+            positions,
+            FORMAT,
+            is_own=lambda position: bool(position["topic"] == self._topic),
+            distance=lambda position: len(position["offsets"]),
+        )
+        return found | {"offsets": offsets} if found is not None and own else found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         import msgspec

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from cutline.connectors.source_options import (
+    furthest_of,
     most_per_batch,
     needed,
     ranges_of,
@@ -110,6 +111,14 @@ class NatsReader(DataSourceStreamReader):
         offset = at.as_json() | {"url": self._url, "sequence": end, "messages": at.messages + read}
         self._planned = (at, position_of(offset), state)
         return offset
+
+    def furthest(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        return furthest_of(
+            positions,
+            FORMAT,
+            is_own=lambda position: bool(position["stream"] == self._stream),
+            distance=lambda position: int(position["sequence"]),
+        )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         from cutline.connectors.nats.positions import where_batch_begins

@@ -12,6 +12,7 @@ from cutline.connectors.postgres.tables import Plan, composed, one
 from cutline.connectors.shared_epochs import process_name
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, Generation
+from cutline.protocol.publish.rewind_points import Gap
 from cutline.protocol.publish.sink_ledger import SinkLedger
 
 if TYPE_CHECKING:
@@ -81,10 +82,19 @@ def sink_ledger(
         rewound=Epoch(row.rewound),
         digests=_digests(connection, ledger_schema, row, view),
         reach=Epoch(row.reach),
+        gaps=gaps_in(connection, ledger_schema, row.ledger),
         claim=row.claim,
         generation=Generation(row.generation),
         is_overtaken=row.life != process_name() and row.version != view.seen_version,
     )
+
+
+def gaps_in(connection: Connection, ledger_schema: str, ledger: int) -> tuple[Gap, ...]:
+    """The epochs that a rewind does not reach, though it reaches older ones."""
+    merged = composed(
+        "SELECT merged_from, epoch FROM {own}.epochs WHERE ledger = %s AND merged_from > 0", own=ledger_schema
+    )
+    return tuple((Epoch(first), Epoch(last)) for first, last in connection.execute(merged, (ledger,)))
 
 
 def digest_of(pieces: Iterable[int]) -> str:

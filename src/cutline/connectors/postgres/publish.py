@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 from cutline.connectors.postgres.ledger import LedgerRow, check_there, delete_pieces, published_epoch
 from cutline.connectors.postgres.tables import EPOCH_COLUMN, Plan, composed, one
+from cutline.connectors.shared_epochs import Keep
 from cutline.errors import SinkError
 from cutline.model.ids import Epoch
+from cutline.protocol.publish.rewind_points import thinned
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from psycopg import sql
 
     from cutline.connectors.postgres.connection import Connection
+    from cutline.protocol.publish.commit import CommitPermit
 
 #: Fewer staged rows than this are deleted one by one, by the transaction that publishes them.
 FEW_ROWS = 10_000
@@ -51,11 +54,12 @@ class TableChange:
 
     # ------------------------------------------------------------------ forward
 
-    def publish(self, pieces: Sequence[int], *, epoch: Epoch, generation: int) -> None:
+    def publish(self, pieces: Sequence[int], permit: CommitPermit) -> None:
         """Copy the rows that no earlier epoch has published, and enter the epoch in the ledger.
 
         After that the staged rows are not needed: few are deleted here, for many see ``collect_staged_rows``.
         """
+        epoch, generation = permit.epoch, permit.generation
         there = check_there(self._connection, self._ledger_schema, self._plan, pieces, hint=_GONE_HINT)
         todo = [piece for piece, (_, published) in there.items() if published is None]
         expected = sum(there[piece][0] for piece in todo)
@@ -85,7 +89,7 @@ class TableChange:
         )
         self._run("DELETE FROM {own}.prepared WHERE ledger = %(l)s AND epoch <= %(epoch)s", l=ledger, epoch=epoch)
         self._collect_orphans(todo)
-        self._trim_history()
+        self._trim_history(permit.rewind_points)
 
     def _append(self, pieces: list[int], epoch: Epoch) -> int:
         has_epoch = self._plan.is_rewindable
@@ -145,30 +149,72 @@ class TableChange:
         if orphans := [piece for (piece,) in rows]:
             delete_pieces(self._connection, self._ledger_schema, self._plan.ledger, orphans)
 
-    def _trim_history(self) -> None:
-        """Delete what only a rewind to before the kept epochs would need."""
-        row = self._connection.execute(
+    def _trim_history(self, points: Collection[Epoch] | None) -> None:
+        """Of the epochs before the newest ones, keep what rewinds to ``points`` need."""
+        keep, plan = Keep.of(self._plan.keep_epochs), self._plan
+        older = self._connection.execute(
             composed(
-                "SELECT epoch FROM {own}.epochs WHERE ledger = %s ORDER BY epoch DESC OFFSET %s LIMIT 1",
+                "SELECT epoch FROM {own}.epochs WHERE ledger = %s ORDER BY epoch DESC OFFSET %s",
                 own=self._ledger_schema,
             ),
-            (self._plan.ledger, self._plan.keep_epochs),
-        ).fetchone()
-        if row is None:
-            return
+            (plan.ledger, keep.epochs),
+        ).fetchall()
+        # Appended rows have their epoch, so older ones can be removed without a record.
+        is_counted = keep.is_all or not (plan.key and plan.is_rewindable)
+        thinning = thinned([Epoch(epoch) for (epoch,) in reversed(older)], () if is_counted else points)
+        for older_epoch, newer in thinning.merges:
+            self._merge(older_epoch, newer)
+        if thinning.oldest is not None:
+            self._forget(thinning.oldest)
+
+    def _merge(self, older: Epoch, newer: Epoch) -> None:
+        """The newer epoch stands for both. Of the former rows of a key the oldest stays, under the older number."""
         ledger = self._plan.ledger
-        self._run("DELETE FROM {own}.epochs WHERE ledger = %(l)s AND epoch <= %(e)s", l=ledger, e=row[0])
-        # Epochs that were open at the same time hold the same pieces, and must find them marked as published.
-        self._run(
-            "DELETE FROM {own}.pieces p WHERE ledger = %(l)s AND epoch <= %(e)s AND NOT EXISTS"
-            " (SELECT FROM {own}.prepared o WHERE o.ledger = p.ledger AND p.piece = ANY(o.pieces))",
-            l=ledger,
-            e=row[0],
+        named = composed(
+            "SELECT CASE merged_from WHEN 0 THEN epoch ELSE merged_from END FROM {own}.epochs"
+            " WHERE ledger = %s AND epoch = ANY(%s) ORDER BY epoch",
+            own=self._ledger_schema,
         )
-        self._run("UPDATE {own}.ledger SET forgotten = %(e)s WHERE ledger = %(l)s", l=ledger, e=row[0])
+        first, second = (row[0] for row in self._connection.execute(named, (ledger, [older, newer])).fetchall())
+        self._run(
+            "DELETE FROM {own}.{before} n USING {own}.{before} t"
+            " WHERE n.cutline_epoch = %(second)s AND t.cutline_epoch = %(first)s AND {same_key}",
+            first=first,
+            second=second,
+        )
+        self._run(
+            "UPDATE {own}.{before} SET cutline_epoch = %(first)s WHERE cutline_epoch = %(second)s",
+            first=first,
+            second=second,
+        )
+        self._forget_pieces("p.epoch = %(e)s", older)
+        self._run("DELETE FROM {own}.epochs WHERE ledger = %(l)s AND epoch = %(e)s", l=ledger, e=older)
+        self._run(
+            "UPDATE {own}.epochs SET merged_from = %(first)s WHERE ledger = %(l)s AND epoch = %(e)s",
+            first=first,
+            l=ledger,
+            e=newer,
+        )
+
+    def _forget(self, oldest: Epoch) -> None:
+        """Delete what only a rewind to before this epoch would need."""
+        ledger = self._plan.ledger
+        self._run("DELETE FROM {own}.epochs WHERE ledger = %(l)s AND epoch <= %(e)s", l=ledger, e=oldest)
+        self._forget_pieces("p.epoch <= %(e)s", oldest)
+        self._run("UPDATE {own}.ledger SET forgotten = %(e)s WHERE ledger = %(l)s", l=ledger, e=oldest)
         if self._plan.key and self._plan.is_rewindable:
-            self._run("DELETE FROM {own}.{before} WHERE cutline_epoch <= %(e)s", e=row[0])
-            self._run("UPDATE {own}.ledger SET reach = greatest(reach, %(e)s) WHERE ledger = %(l)s", l=ledger, e=row[0])
+            self._run("DELETE FROM {own}.{before} WHERE cutline_epoch <= %(e)s", e=oldest)
+            self._run("UPDATE {own}.ledger SET reach = greatest(reach, %(e)s) WHERE ledger = %(l)s", l=ledger, e=oldest)
+
+    def _forget_pieces(self, which: str, epoch: Epoch) -> None:
+        """Epochs that were open at the same time hold the same pieces, and must find them marked as published."""
+        self._run(
+            "DELETE FROM {own}.pieces p WHERE p.ledger = %(l)s AND "
+            + which
+            + " AND NOT EXISTS (SELECT FROM {own}.prepared o WHERE o.ledger = p.ledger AND p.piece = ANY(o.pieces))",
+            l=self._plan.ledger,
+            e=epoch,
+        )
 
     # ------------------------------------------------------------------ rewind
 

@@ -57,7 +57,7 @@ class PostgresShare:
         return sink_ledger(self.connection, self.ledger_schema, self.row, self.context, view)
 
     def publish(self, permit: CommitPermit) -> None:
-        self._change().publish(self.prepared.pieces, epoch=permit.epoch, generation=permit.generation)
+        self._change().publish(self.prepared.pieces, permit)
 
     def rewind(self, epoch: Epoch) -> None:
         self._change().rewind(self.row, epoch)

@@ -13,7 +13,14 @@ from cutline.config.arguments import checked
 from cutline.connectors.postgres.cleanup import collect_staged_rows
 from cutline.connectors.postgres.connection import Address, Session
 from cutline.connectors.postgres.copy_binary import fits_binary
-from cutline.connectors.postgres.ledger import LedgerRow, check_there, delete_pieces, load_ledger, store_claim
+from cutline.connectors.postgres.ledger import (
+    LedgerRow,
+    check_there,
+    delete_pieces,
+    gaps_in,
+    load_ledger,
+    store_claim,
+)
 from cutline.connectors.postgres.reader import read_table
 from cutline.connectors.postgres.share import (
     PostgresShare,
@@ -39,6 +46,7 @@ from cutline.connectors.postgres.tables import (
 from cutline.connectors.postgres.types import is_usable_name, table_columns
 from cutline.connectors.rows import rows_schema
 from cutline.connectors.shared_epochs import (
+    Keep,
     RewindTarget,
     new_claim,
     pass_point,
@@ -56,8 +64,12 @@ if TYPE_CHECKING:
     from cutline.ports.reading import ReadRequest, ReadResult
     from cutline.ports.sinks import SinkContext, Stager
     from cutline.protocol.publish.commit import CommitPermit
+    from cutline.protocol.publish.rewind_points import Gap
 
 log = get_logger(__name__)
+
+#: How many epochs an upserted table can be rewound to, whatever checkpoints the flow has, unless a user names a number.
+KEEP_EPOCHS = 100
 
 
 class Postgres:
@@ -74,19 +86,20 @@ class Postgres:
         mode: Literal["append", "upsert"] = "append",
         key: Sequence[str] = (),
         rewindable: bool = True,
-        keep_epochs: int = 100,
+        keep_epochs: int | None = None,
         books: str = "cutline_books",
     ) -> None:
         """``dsn``: for libpq; what it leaves out comes from the environment. ``table``: a name or schema.name.
 
         ``rewindable``: the table gets a column ``cutline_epoch`` (append), or the sink keeps replaced rows for the last
-        ``keep_epochs`` epochs (upsert). ``books``: the schema of the sink's ledger.
+        ``keep_epochs`` epochs (upsert); unset: for the last 100, and before that as far as a rewind to a checkpoint of
+        the flow needs them. ``books``: the schema of the sink's ledger.
         """
         self._dsn = dsn
         self.table, self.mode = table, mode
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.can_rewind = rewindable
-        self._keep_epochs, self._ledger_schema = keep_epochs, books
+        self._keep, self._ledger_schema = Keep.asked(keep_epochs, KEEP_EPOCHS), books
         self._check_arguments()
         self._opened = OpenedSink(f"table {table}", table=table)
         self._plan: Plan | None = None
@@ -240,6 +253,11 @@ class Postgres:
         """The oldest epoch that ``rewind`` reaches: earlier rows are no longer recorded, or never were."""
         return Epoch(self._load().reach)
 
+    def rewind_gaps(self) -> tuple[Gap, ...]:
+        """Epochs that ``rewind`` does not reach, because no checkpoint of the flow needed them."""
+        plan = self._known_plan()
+        return self._reads.run("be read", lambda connection: gaps_in(connection, self._ledger_schema, plan.ledger))
+
     def rewind(self, epoch: Epoch) -> None:
         """Rewind rows and published epoch in one transaction."""
         self.rewind_together([(self, epoch)])
@@ -287,7 +305,7 @@ class Postgres:
                 table=self.table,
             )
         names = [*self.table.split("."), self._ledger_schema]
-        if len(names) > 3 or not all(map(is_usable_name, names)) or '"' in self._ledger_schema or self._keep_epochs < 1:
+        if len(names) > 3 or not all(map(is_usable_name, names)) or '"' in self._ledger_schema or self._keep.epochs < 1:
             raise SinkError(
                 "table is a name or schema.name; keep_epochs is 1 or more", next_step="correct it", table=self.table
             )
@@ -349,7 +367,7 @@ class Postgres:
             columns=tuple(columns),
             key=self.key,
             is_rewindable=self.can_rewind,
-            keep_epochs=self._keep_epochs,
+            keep_epochs=self._keep.number,
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from cutline.connectors.source_options import most_per_batch, needed, refuse_lost, start_of
+from cutline.connectors.source_options import furthest_of, most_per_batch, needed, refuse_lost, start_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,6 +119,14 @@ class PostgresReader(DataSourceStreamReader):
         offset: dict[str, Any] = at.as_json()
         return offset | {"url": self._url, "key": key, "rows": at.rows + rows}
 
+    def furthest(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        return furthest_of(
+            positions,
+            FORMAT,
+            is_own=lambda position: (position["table"], position["key_column"]) == (self._table, self._key),
+            distance=lambda position: int(position["key"]),
+        )
+
     def _settled(self, connection: Connection) -> int:
         """The highest key below which no row can appear any more."""
         from cutline.connectors.postgres.positions import check_keys, look
@@ -174,13 +182,12 @@ class PostgresReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         from psycopg import sql
-        from pyspark.sql.pandas.types import to_arrow_schema
 
         from cutline.connectors.postgres.positions import identifier
 
         if not isinstance(partition, KeyRange):
             return
-        arrow = to_arrow_schema(self._schema)
+        arrow = _arrow_schema(self._schema)
         query = sql.SQL("SELECT {columns} FROM {table} WHERE {key} > %s AND {key} <= %s ORDER BY {key}").format(
             columns=sql.SQL(", ").join(_selected(field) for field in arrow),
             table=identifier(self._table),
@@ -199,6 +206,15 @@ class PostgresReader(DataSourceStreamReader):
                 f"table {self._table}, {self._key} {partition.after + 1} to {partition.through}: "
                 f"{count} rows were found, {partition.rows} expected: the table does not only grow"
             )
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(schema, timezone="UTC")  # which Spark expects of a source in Python
+    except TypeError:  # PySpark 4.1 has no such argument, and means UTC
+        return to_arrow_schema(schema)
 
 
 def _selected(field: pa.Field) -> Any:

@@ -54,7 +54,8 @@ _LEDGER_TABLES = (
     " plan jsonb NOT NULL, pieces bigint[] NOT NULL, PRIMARY KEY (ledger, epoch, life))",
     "CREATE TABLE IF NOT EXISTS {own}.epochs ("
     " ledger bigint NOT NULL, epoch bigint NOT NULL, generation bigint NOT NULL, rows bigint NOT NULL,"
-    " published_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (ledger, epoch))",
+    " published_at timestamptz NOT NULL DEFAULT now(), merged_from bigint NOT NULL DEFAULT 0,"
+    " PRIMARY KEY (ledger, epoch))",
 )
 
 
@@ -69,6 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     #: Empty: rows are appended.
     key: tuple[str, ...]
     is_rewindable: bool
+    #: Negative: no user has named the number, see ``shared_epochs.Keep``.
     keep_epochs: int
 
 
@@ -106,6 +108,10 @@ def create_ledger_tables(connection: Connection, ledger_schema: str) -> None:
         for statement in _LEDGER_TABLES:
             connection.execute(composed(statement, own=ledger_schema))
         connection.execute(composed("INSERT INTO {own}.about VALUES (%s)", own=ledger_schema), (FORMAT,))
+    elif "merged_from" not in columns_of(connection, (ledger_schema, "epochs")):  # of a former version
+        connection.execute(
+            composed("ALTER TABLE {own}.epochs ADD COLUMN merged_from bigint NOT NULL DEFAULT 0", own=ledger_schema)
+        )
     row = connection.execute(composed("SELECT max(format) FROM {own}.about", own=ledger_schema)).fetchone()
     if row != (FORMAT,):
         raise UnknownFormatError(

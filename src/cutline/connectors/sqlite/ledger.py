@@ -6,7 +6,7 @@ Every function works inside the caller's transaction, so rows and ledger change 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +16,7 @@ from cutline.connectors.sqlite.rows import declared_type, quoted
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
 from cutline.protocol.publish import sink_ledger
+from cutline.protocol.publish.rewind_points import Gap, thinned
 from cutline.protocol.publish.sink_ledger import SinkLedger
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ CREATE TABLE IF NOT EXISTS cutline_epochs (
     flow TEXT NOT NULL, sink TEXT NOT NULL, epoch INTEGER NOT NULL,
     digest TEXT NOT NULL,                  -- distinguishes a repeat from another epoch of the same number
     through INTEGER NOT NULL,              -- generation and number of its last batch with rows
+    merged_from INTEGER NOT NULL DEFAULT 0,  -- the oldest of the epochs merged into this one; 0: none
     PRIMARY KEY (flow, sink, epoch)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS cutline_prepared (
@@ -86,6 +88,8 @@ class SinkTable:
         """Create the tables, or check that the existing ones belong to this sink and take such rows."""
         for statement in _CREATE.split(";\n"):
             db.execute(statement)
+        if "merged_from" not in {row[1] for row in db.execute("PRAGMA table_info(cutline_epochs)")}:
+            db.execute("ALTER TABLE cutline_epochs ADD COLUMN merged_from INTEGER NOT NULL DEFAULT 0")
         found = db.execute(
             "SELECT flow, sink, target, shape, schema_ipc FROM cutline_sinks WHERE (flow, sink) = (?, ?) OR target = ?",
             (*self.owner, self._table),
@@ -178,8 +182,13 @@ class SinkTable:
             rewound=Epoch(rewound),
             digests=dict(db.execute(query, (*self.owner, epoch)).fetchall()),
             reach=Epoch(forgotten),
+            gaps=self.gaps(db),
             claim=claim,
         )
+
+    def gaps(self, db: sqlite3.Connection) -> tuple[Gap, ...]:
+        query = "SELECT merged_from, epoch FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND merged_from > 0"
+        return tuple((Epoch(first), Epoch(last)) for first, last in db.execute(query, self.owner))
 
     def write(self, db: sqlite3.Connection, epoch: Epoch, rows: Sequence[tuple[object, ...]]) -> None:
         """Write the rows to the table; keep the rows that they replace as they were before the epoch."""
@@ -215,18 +224,50 @@ class SinkTable:
             keys,
         )
 
-    def record(self, db: sqlite3.Connection, epoch: Epoch, digest: str, through: int, *, keep: int) -> None:
-        """Record a published epoch; delete what rewinds to before the last ``keep`` epochs would need."""
-        db.execute("INSERT INTO cutline_epochs VALUES (?, ?, ?, ?, ?)", (*self.owner, epoch, digest, through))
-        query = "SELECT epoch FROM cutline_epochs WHERE (flow, sink) = (?, ?) ORDER BY epoch DESC LIMIT 1 OFFSET ?"
-        oldest = db.execute(query, (*self.owner, keep)).fetchone()
-        if oldest is None:
-            return
-        # A rewind can end at the oldest epoch that stays, so the images of that epoch are not needed either.
-        db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch < ?", (*self.owner, *oldest))
-        db.execute("UPDATE cutline_sinks SET forgotten = ? WHERE (flow, sink) = (?, ?)", (*oldest, *self.owner))
+    def record(
+        self,
+        db: sqlite3.Connection,
+        epoch: Epoch,
+        digest: str,
+        through: int,
+        *,
+        keep: int,
+        points: Collection[Epoch] | None,
+    ) -> None:
+        """Record a published epoch; of those before the last ``keep`` epochs, keep what rewinds to ``points`` need."""
+        db.execute(
+            "INSERT INTO cutline_epochs (flow, sink, epoch, digest, through) VALUES (?, ?, ?, ?, ?)",
+            (*self.owner, epoch, digest, through),
+        )
+        query = "SELECT epoch FROM cutline_epochs WHERE (flow, sink) = (?, ?) ORDER BY epoch DESC LIMIT -1 OFFSET ?"
+        older = [Epoch(one) for (one,) in db.execute(query, (*self.owner, keep))]
+        plan = thinned(older[::-1], points)
+        for one, following in plan.merges:
+            self._merge(db, one, following)
+        if plan.oldest is not None:
+            self._forget(db, plan.oldest)
+
+    def _forget(self, db: sqlite3.Connection, oldest: Epoch) -> None:
+        """A rewind can end at the oldest epoch that stays, so the images of that epoch are not needed either."""
+        db.execute("DELETE FROM cutline_epochs WHERE (flow, sink) = (?, ?) AND epoch < ?", (*self.owner, oldest))
+        db.execute(
+            "UPDATE cutline_sinks SET forgotten = MAX(forgotten, ?) WHERE (flow, sink) = (?, ?)", (oldest, *self.owner)
+        )
         if self._has_images():
-            db.execute(f"DELETE FROM {quoted(self._undo)} WHERE {EPOCH_COLUMN} <= ?", oldest)
+            db.execute(f"DELETE FROM {quoted(self._undo)} WHERE {EPOCH_COLUMN} <= ?", (oldest,))
+
+    def _merge(self, db: sqlite3.Connection, older: Epoch, newer: Epoch) -> None:
+        """The newer epoch stands for both. Of the images of a key the older one stays, under the older number."""
+        query = "SELECT merged_from FROM cutline_epochs WHERE (flow, sink, epoch) = (?, ?, ?)"
+        first, second = (db.execute(query, (*self.owner, one)).fetchone()[0] or one for one in (older, newer))
+        if self._has_images():
+            undo = quoted(self._undo)
+            move = f"UPDATE OR IGNORE {undo} SET {EPOCH_COLUMN} = ? WHERE {EPOCH_COLUMN} = ?"
+            db.execute(move, (first, second))
+            db.execute(f"DELETE FROM {undo} WHERE {EPOCH_COLUMN} = ?", (second,))
+        db.execute("DELETE FROM cutline_epochs WHERE (flow, sink, epoch) = (?, ?, ?)", (*self.owner, older))
+        update = "UPDATE cutline_epochs SET merged_from = ? WHERE (flow, sink, epoch) = (?, ?, ?)"
+        db.execute(update, (first, *self.owner, newer))
 
     # ------------------------------------------------------------------ rewind
 

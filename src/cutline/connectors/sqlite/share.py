@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from cutline.base.crashpoints import crashpoint
-from cutline.connectors.shared_epochs import may_publish_for, process_name
+from cutline.connectors.shared_epochs import Keep, may_publish_for, process_name
 from cutline.connectors.sqlite.ledger import SinkTable
 from cutline.connectors.sqlite.rows import tuples_of
 from cutline.connectors.staged_files import digest_of, pieces_of
@@ -31,8 +31,8 @@ class SqliteShare:
     pieces: list[Piece]
     #: Place of the last batch with rows.
     through: int
-    #: How many epochs stay rewindable.
-    keep: int
+    #: How many epochs stay rewindable; of a sink that was not told: at least so many.
+    keep: Keep
     #: The folder of its staged files.
     folder: Path
 
@@ -60,7 +60,8 @@ class SqliteShare:
         for rows in self._rows():
             self.table.write(self.db, permit.epoch, rows)
         if self.pieces:
-            self.table.record(self.db, permit.epoch, self.digest, self.through, keep=self.keep)
+            points = () if self.keep.is_all else permit.rewind_points
+            self.table.record(self.db, permit.epoch, self.digest, self.through, keep=self.keep.epochs, points=points)
         self.table.set_reached(self.db, permit.epoch)
 
     def rewind(self, epoch: Epoch) -> None:
@@ -79,7 +80,7 @@ class SqliteShare:
 
 
 def share_of(
-    db: sqlite3.Connection, table: SinkTable, staged: Sequence[StagedBatch], *, keep: int, folder: Path
+    db: sqlite3.Connection, table: SinkTable, staged: Sequence[StagedBatch], *, keep: Keep, folder: Path
 ) -> SqliteShare:
     through = max((place_of(batch.generation, batch.batch) for batch in staged if batch.pieces), default=-1)
     return SqliteShare(db=db, table=table, pieces=pieces_of(staged), through=through, keep=keep, folder=folder)
@@ -91,12 +92,12 @@ def has_other_sinks(db: sqlite3.Connection, flow: FlowName) -> bool:
 
 
 def store_prepared(
-    db: sqlite3.Connection, own: SinkTable, epoch: Epoch, staged: Sequence[StagedBatch], *, keep: int
+    db: sqlite3.Connection, own: SinkTable, epoch: Epoch, staged: Sequence[StagedBatch], *, keep: Keep
 ) -> None:
     """Also without rows: the sink that publishes the epoch for all must know that this one has reached it."""
     db.execute(
         "INSERT OR REPLACE INTO cutline_prepared (flow, sink, epoch, life, keep, staged) VALUES (?, ?, ?, ?, ?, ?)",
-        (*own.owner, epoch, process_name(), keep, msgspec.json.encode(staged).decode()),
+        (*own.owner, epoch, process_name(), keep.number, msgspec.json.encode(staged).decode()),
     )
 
 
@@ -116,5 +117,5 @@ def due_with(own: SqliteShare, epoch: Epoch, prepared_by: str) -> list[SqliteSha
         batches = msgspec.json.decode(staged, type=list[StagedBatch])
         # Bound again while the outcome of the epoch before was unknown; that epoch is published by now.
         batches = [batch for batch in batches if place_of(batch.generation, batch.batch) > through]
-        shares.append(share_of(own.db, table, batches, keep=keep, folder=own.folder.with_name(name)))
+        shares.append(share_of(own.db, table, batches, keep=Keep.of(keep), folder=own.folder.with_name(name)))
     return [share for share in shares if share.is_whole]

@@ -20,6 +20,7 @@ from cutline.config.arguments import checked
 from cutline.connectors.parquet_writer import ParquetStager
 from cutline.connectors.rows import key_problems, rows_schema, storable_schema
 from cutline.connectors.shared_epochs import (
+    Keep,
     RewindTarget,
     new_claim,
     pass_point,
@@ -47,11 +48,12 @@ if TYPE_CHECKING:
     from cutline.ports.reading import ReadRequest, ReadResult
     from cutline.ports.sinks import SinkContext, Stager
     from cutline.protocol.publish.commit import CommitPermit
+    from cutline.protocol.publish.rewind_points import Gap
     from cutline.protocol.publish.sink_ledger import SinkLedger
 
 Mode = Literal["append", "upsert"]
 
-#: How many epochs can be rewound, unless the flow says otherwise.
+#: How many epochs can be rewound, whatever checkpoints the flow has, unless a user says otherwise.
 REWIND_EPOCHS = 1_000
 _HINT = "find out what deletes files beside the database, then restore the flow to an older checkpoint"
 
@@ -73,21 +75,25 @@ class SQLite:
         mode: Mode = "append",
         key: Sequence[str] = (),
         rewindable: bool = True,
-        rewind_epochs: int = REWIND_EPOCHS,
+        rewind_epochs: int | None = None,
     ) -> None:
+        """``rewind_epochs``: how many epochs with rows can be rewound.
+
+        Unset: the last thousand, and before that those to which the flow can be restored.
+        """
         self.path = local_path(path, sink="SQLite")
         self.table = table
         self.mode: Mode = mode
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.can_rewind = rewindable
-        self._rewind_epochs = rewind_epochs
+        self._keep = Keep.asked(rewind_epochs, REWIND_EPOCHS)
         if mode not in get_args(Mode):
             raise ConfigError(f"the SQLite sink has no mode {mode!r}", next_step="use 'append' or 'upsert'")
         if (mode == "upsert") != bool(self.key):
             raise ConfigError("mode='upsert' and key=[…] go together", next_step="name the columns that identify a row")
         if not table or table.lower().startswith((PREFIX, "sqlite_")):
             raise ConfigError(f"a table of a flow cannot be named {table!r}", next_step="choose another name")
-        if rewind_epochs < 1:
+        if self._keep.epochs < 1:
             raise ConfigError("rewind_epochs must be at least 1", next_step="use rewindable=False to keep nothing")
         self._opened = OpenedSink(f"table {table}", path=self.path)
         self._schema_ipc = b""
@@ -142,7 +148,7 @@ class SQLite:
         check_still_there(self._staging, pieces_of(staged), hint=_HINT)
         with self._transaction() as db:
             if has_other_sinks(db, self._opened.context.flow):
-                store_prepared(db, table, epoch, staged, keep=self._rewind_epochs)
+                store_prepared(db, table, epoch, staged, keep=self._keep)
         return {"life": process_name()}
 
     def commit(self, permit: CommitPermit, staged: Sequence[StagedBatch], token: Mapping[str, Any]) -> None:
@@ -181,6 +187,10 @@ class SQLite:
     def oldest_rewind(self) -> Epoch:
         """The oldest epoch that ``rewind`` reaches."""
         return self._ledger().reach
+
+    def rewind_gaps(self) -> tuple[Gap, ...]:
+        """Epochs that ``rewind`` does not reach, because no checkpoint of the flow needed them."""
+        return self._ledger().gaps
 
     def rewind(self, epoch: Epoch) -> None:
         """Restore the table as it was when ``epoch`` was newest, in one transaction."""
@@ -223,7 +233,7 @@ class SQLite:
             return table.ledger(db)
 
     def _share(self, db: sqlite3.Connection, staged: Sequence[StagedBatch]) -> SqliteShare:
-        return share_of(db, self._table_of_sink(), staged, keep=self._rewind_epochs, folder=self._staging)
+        return share_of(db, self._table_of_sink(), staged, keep=self._keep, folder=self._staging)
 
     @property
     def _staging(self) -> Path:

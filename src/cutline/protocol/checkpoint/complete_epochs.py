@@ -20,6 +20,11 @@ class CompleteEpochs:
         self.publisher = publisher
         self._retention = retention
         self._pins = set(pins)
+        #: Those that were to be detached in this process.
+        self._detached: set[Epoch] = set()
+        #: Nothing is to release until this changes or the time comes: there may be hundreds of epochs and many events.
+        self._settled_for: tuple[tuple[CompleteEpoch, ...], Epoch] | None = None
+        self._expiry_ms: int | None = None
 
     @property
     def newest(self) -> Epoch:
@@ -44,6 +49,7 @@ class CompleteEpochs:
             self._pins.add(event.epoch)
         else:
             self._pins.discard(event.epoch)
+        self._settled_for = None
 
     def published_everywhere(self) -> Epoch:
         return self.publisher.published_everywhere(self.epochs)
@@ -53,18 +59,31 @@ class CompleteEpochs:
         return self.publisher.due(self.epochs, now_ms, pins=self._pins)
 
     def release(self, now_ms: int, open_from: Epoch) -> list[ReleaseEpochs]:
-        """Release old epochs that every sink has published and no pin keeps.
+        """Release old epochs that every sink has published and no pin keeps; detach those that stay.
 
         ``open_from``: epochs from here on may be pending.
         """
-        drop = self._retention.expendable(
-            self.epochs, published_everywhere=self.published_everywhere(), pins=self._pins, now_ms=now_ms
-        )
-        if not drop:
+        published = self.published_everywhere()
+        if self._is_settled(published, now_ms):
             return []
+        drop = self._retention.expendable(self.epochs, published_everywhere=published, pins=self._pins, now_ms=now_ms)
         self.epochs = tuple(item for item in self.epochs if item.epoch not in drop)
+        detach = self._retention.detachable(self.epochs, published_everywhere=published)
+        self._settled_for = (self.epochs, published)
+        self._expiry_ms = self._retention.next_expiry_ms(self.epochs, self._pins, now_ms)
+        if not drop and self._detached.issuperset(detach):
+            return []
+        self._detached = set(detach)
         retained = tuple(item.epoch for item in self.epochs)
-        return [ReleaseEpochs(drop=drop, retained=retained, open_from=open_from)]
+        return [ReleaseEpochs(drop=drop, retained=retained, open_from=open_from, detach=detach)]
 
     def next_expiry_ms(self, now_ms: int) -> int | None:
+        if self._is_settled(self.published_everywhere(), now_ms):
+            return self._expiry_ms
         return self._retention.next_expiry_ms(self.epochs, self._pins, now_ms)
+
+    def _is_settled(self, published: Epoch, now_ms: int) -> bool:
+        """Whether the last release still holds."""
+        if self._settled_for is None or self._settled_for[0] is not self.epochs or self._settled_for[1] != published:
+            return False
+        return self._expiry_ms is None or now_ms < self._expiry_ms

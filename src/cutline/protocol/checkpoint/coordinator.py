@@ -220,12 +220,15 @@ class Coordinator:
         deadlines = [*self._publisher.deadlines_ms()]
         for epoch in self._pending.values():
             deadlines += self._waiting.deadlines_ms(epoch)
-        if self._begins_epochs():
-            due = self._settings.trigger.next_due_ms(now_ms, len(self._pending))
-            deadlines += [] if due is None else [due]
+        due = self.next_checkpoint_ms(now_ms=now_ms)
+        deadlines += [] if due is None else [due]
         expiry = self._complete.next_expiry_ms(now_ms)
         deadlines += [] if expiry is None else [expiry]
         return min(deadlines, default=None)
+
+    def next_checkpoint_ms(self, *, now_ms: int) -> int | None:
+        """When the next checkpoint is to begin by itself; None: not by time, or not before a pending one has ended."""
+        return self._settings.trigger.next_due_ms(now_ms, len(self._pending)) if self._begins_epochs() else None
 
     # ------------------------------------------------------------------ steps
 

@@ -137,6 +137,11 @@ class PerOperatorCoordinator:
         deadlines = [part.next_deadline_ms(now_ms=now_ms) for part in self._parts.values()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
+    def next_checkpoint_ms(self, *, now_ms: int) -> int | None:
+        """When the first of the operators begins its next checkpoint."""
+        due = [part.next_checkpoint_ms(now_ms=now_ms) for part in self._parts.values()]
+        return min((one for one in due if one is not None), default=None)
+
     # ------------------------------------------------------------------ the parts that an event concerns
 
     def _addressed(self, event: CoordinatorEvent) -> list[tuple[OperatorId, CoordinatorEvent]]:

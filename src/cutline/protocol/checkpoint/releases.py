@@ -19,7 +19,8 @@ from cutline.protocol.messages.wire import CaughtUp, EntriesReleased, OperatorSt
 def joint_release(requests: Sequence[ReleaseEpochs]) -> ReleaseEpochs:
     """One request instead of several, in the order of the decisions: the newest knows what stays."""
     drop = sorted({epoch for request in requests for epoch in request.drop})
-    return replace(requests[-1], drop=tuple(drop))
+    detach = sorted({epoch for request in requests for epoch in request.detach}.difference(drop))
+    return replace(requests[-1], drop=tuple(drop), detach=tuple(detach))
 
 
 class EntryReleases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cutline.model.ids import OperatorId
@@ -31,9 +32,17 @@ class TriggerSettings:
 class TriggerPolicy:
     """Decides when a checkpoint is due; it begins none itself."""
 
-    def __init__(self, settings: TriggerSettings, *, first_ms: int = 0) -> None:
-        """``first_ms``: when the timer starts running."""
+    def __init__(
+        self, settings: TriggerSettings, *, first_ms: int = 0, awaited: Collection[OperatorId] | None = None
+    ) -> None:
+        """``first_ms``: when the timer starts running.
+
+        ``awaited``: of a flow without any checkpoint, the operators that have sinks. Its first checkpoint begins when
+        each of them has run a batch: readers need not wait for a whole interval, and a restore has a goal early. None:
+        the timer alone counts.
+        """
         self._settings = settings
+        self._awaited = set(awaited) if awaited and settings.interval_ms else None
         self._timer_began_ms = first_ms
         self._pause_until_ms = 0
         self._batches = 0
@@ -65,6 +74,7 @@ class TriggerPolicy:
         timer = self._timer_ms()
         return (
             (timer is not None and now_ms >= timer)
+            or (self._awaited is not None and not self._awaited)
             or 0 < self._settings.every_batches <= self._batches
             or 0 < self._settings.every_rows <= self._rows
             or self._has_passed_boundary()
@@ -89,6 +99,8 @@ class TriggerPolicy:
 
     def progressed(self, event: ProgressMade) -> None:
         """An operator has run a batch, or its channel has become full or free."""
+        if self._awaited is not None and event.batches:
+            self._awaited.discard(event.operator)
         if event.is_source:
             self._batches += event.batches
             self._rows += event.rows
@@ -102,6 +114,8 @@ class TriggerPolicy:
             self._without_room.discard(event.operator)
 
     def started(self, now_ms: int) -> None:
+        if not self._awaited:  # one that began before their first batches has nothing to publish
+            self._awaited = None
         self._timer_began_ms = now_ms
         self._batches = 0
         self._rows = 0

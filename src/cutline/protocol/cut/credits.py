@@ -88,6 +88,13 @@ class CreditAccount:
         """Whether every consumer has read every row."""
         return not self._unread
 
+    def oldest_unread(self) -> dict[OperatorId, Position | None]:
+        """The first entry that each consumer has yet to read; None: it has read all rows."""
+        return {
+            consumer: next((seq for seq, _, _ in self._unread if seq >= position), None)
+            for consumer, position in self._consumed.items()
+        }
+
     def backlog_rows(self) -> dict[OperatorId, int]:
         """Rows that each consumer has yet to read."""
         return {

@@ -39,14 +39,15 @@ def progress_of_kept(epoch: Epoch, noted: SinkProgress, now: SinkProgress) -> Si
     """What a kept checkpoint must say about sinks before others are removed, so that a new host learns it.
 
     ``noted``: what it says. ``now``: the present progress, which shows that the others were published. For a host that
-    restores the checkpoint, epochs after it do not count as told to a sink: they must not replace one that counts.
+    restores the checkpoint, epochs after it do not count as told to a sink: they must not replace one that counts. Nor
+    does it matter that they were published, so a checkpoint that every sink has published needs no further note.
     """
     seen = {
         sink: max(counting)
         for sink in {**noted.seen, **now.seen}
         if (counting := [one.seen[sink] for one in (noted, now) if sink in one.seen and one.seen[sink] <= epoch])
     }
-    return SinkProgress(everywhere=max(noted.everywhere, now.everywhere), seen=seen)
+    return SinkProgress(everywhere=max(noted.everywhere, min(now.everywhere, epoch)), seen=seen)
 
 
 class ObjectKind(enum.Enum):

@@ -209,6 +209,8 @@ class ReleaseEpochs:
     retained: tuple[Epoch, ...]
     #: Epochs from here on may be pending: what they have stored so far is needed.
     open_from: Epoch
+    #: Of those that stay: what they had in flight is to be stored with them, so that they need no logs.
+    detach: tuple[Epoch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

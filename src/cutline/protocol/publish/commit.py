@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cutline.model.ids import NO_BATCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
 
@@ -24,6 +24,9 @@ class CommitPermit:
     #: The epoch publishes the staged batches in (after_batch, through_batch].
     after_batch: BatchId
     through_batch: BatchId
+    #: The epochs that the flow may be restored to from now on: a sink keeps what a rewind to them needs. None: not
+    #: known, so it keeps what it has. It says nothing about what is published: a repeated permit may have others.
+    rewind_points: tuple[Epoch, ...] | None = field(default=None, compare=False)
 
     def covers(self, batch: BatchId) -> bool:
         """Whether a staged batch belongs to this epoch."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cutline.errors import InvariantViolation
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, Generation, OperatorId, SinkId
@@ -133,8 +134,8 @@ class Publisher:
                 state.move(SinkState.WAITING)
             if state.state is SinkState.COMMITTING or (state.state is SinkState.WAITING and now_ms < state.again_at_ms):
                 continue
-            following = next((index for index, item in enumerate(complete) if item.epoch > state.published), None)
-            if following is None:
+            following = bisect_right(complete, state.published, key=lambda item: item.epoch)
+            if following == len(complete):
                 if state.state is SinkState.WAITING:
                     state.move(SinkState.IDLE)
                 continue
@@ -150,7 +151,9 @@ class Publisher:
                 )
             state.move(SinkState.COMMITTING)
             state.epoch, state.again_at_ms = epoch.epoch, now_ms + self._silence_ms
-            actions.append(CommitSink(permit=self._permit(sink, state, epoch, before), attempt=state.attempt))
+            points = tuple(item.epoch for item in complete)
+            permit = replace(self._permit(sink, state, epoch, before), rewind_points=points)
+            actions.append(CommitSink(permit=permit, attempt=state.attempt))
         return actions
 
     def _permit(self, sink: SinkId, state: _Sink, epoch: CompleteEpoch, before: CompleteEpoch | None) -> CommitPermit:

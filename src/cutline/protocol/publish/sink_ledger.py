@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from cutline.errors import CutlineError, FencedError, InvariantViolation, SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, Generation, SinkId
 from cutline.protocol.publish.commit import CommitPermit
+from cutline.protocol.publish.rewind_points import Gap, gap_at
 
 #: How many published epochs a sink remembers the digest of, by default. A repeat is one of the newest.
 EPOCHS_REMEMBERED = 100
@@ -43,6 +44,8 @@ class RewindVerdict(enum.Enum):
     ALREADY = "already"
     #: The target no longer has what it showed at that epoch.
     TOO_FAR = "too far"
+    #: It has what it showed before and after.
+    IN_GAP = "in a gap"
     FENCED = "fenced"
 
 
@@ -59,8 +62,9 @@ class SinkLedger:
     #: The remembered published epochs with the digests of their content; a sink may show only the epoch in question.
     #: None: the target has the epoch, but no longer its digest.
     digests: Mapping[Epoch, str | None] = field(default_factory=dict)
-    #: The oldest epoch that a rewind reaches.
+    #: The oldest epoch that a rewind reaches, and the epochs above it that it does not.
     reach: Epoch = NO_EPOCH
+    gaps: tuple[Gap, ...] = ()
     #: Names the instance of the sink that may publish; empty: the sink was never claimed.
     claim: str = ""
     #: Highest generation that has published, where the target records it.
@@ -113,6 +117,8 @@ def judge_rewind(ledger: SinkLedger, epoch: Epoch, *, claim: str = "") -> Rewind
         return RewindVerdict.FENCED
     if epoch < ledger.reach:
         return RewindVerdict.TOO_FAR
+    if gap_at(ledger.gaps, epoch) is not None:
+        return RewindVerdict.IN_GAP
     return RewindVerdict.REWIND
 
 
@@ -190,6 +196,13 @@ def rewind_refusal(
             return SinkError(
                 f"the sink can be rewound to epoch {ledger.reach} at the earliest",
                 next_step="; ".join(filter(None, ("restore the flow to a later checkpoint", keep_more))),
+                **place,
+            )
+        case RewindVerdict.IN_GAP:
+            nearest = gap_at(ledger.gaps, epoch) or (epoch, epoch)
+            return SinkError(
+                f"the sink keeps no state between the epochs before {nearest[0]} and epoch {nearest[1]}",
+                next_step=f"restore the flow to epoch {nearest[1]}, or to a checkpoint before epoch {nearest[0]}",
                 **place,
             )
         case RewindVerdict.REWIND | RewindVerdict.ALREADY:

@@ -57,9 +57,8 @@ def as_requested(inquiry: Inquiry, request: RestoreTo, stored: StoredFacts, hist
     planned = _planned(inquiry, here, reason, is_request=True)
     if isinstance(planned, str) and inquiry.facts.has_remote:
         inquiry.note(f"epoch {epoch} is downloaded from the remote tier: {planned}")
-        planned = _content_problem(inquiry, chain[-1]) or _planned(
-            inquiry, here._replace(tier="remote"), reason, is_request=True
-        )
+        there = here._replace(tier="remote", chain=_with_content(inquiry, chain, history))
+        planned = _content_problem(inquiry, chain[-1]) or _planned(inquiry, there, reason, is_request=True)
     if isinstance(planned, str):
         raise RecoveryError(
             f"epoch {epoch} cannot be restored: {planned}",
@@ -158,9 +157,7 @@ def _candidates(
 ) -> Iterator[tuple[Tier, Chain, History, StoredFacts]]:
     """Newest first, and each epoch from the local tier before the remote one."""
     manifests = history.manifests
-    first = inquiry.facts.first_remote
-    # The local tier had no checkpoint: of those it has now, only the records were downloaded.
-    only_records = {one.epoch for one in first.stored.epochs} if first is not None else set()
+    only_records = _only_records(inquiry)
     here = {one.epoch: manifests[: i + 1] for i, one in enumerate(manifests) if one.epoch not in only_records}
     newest = max(here, default=NO_EPOCH)
     if here:
@@ -213,6 +210,26 @@ def _chain_of(inquiry: Inquiry, manifest: Manifest, known: History) -> Chain | N
         inquiry.note(f"epoch {manifest.epoch} of the remote tier cannot be used: {problem}")
         return None
     return chain
+
+
+def _with_content(inquiry: Inquiry, chain: Chain, history: History) -> Chain:
+    """A requested checkpoint with those before it that this host can restore, or sinks have yet to publish.
+
+    A host that had no checkpoint has only the records of the others: kept, they would look like damaged ones.
+    """
+    only_records, manifest = _only_records(inquiry), chain[-1]
+    if manifest.epoch not in only_records:
+        return chain
+    noted = inquiry.known(inquiry.facts.published_before.get(manifest.epoch), NeedPublishedBefore(epoch=manifest.epoch))
+    slowest = sink_rules.slowest(inquiry.facts.sinks, manifest, history.manifests)
+    published = max(slowest, min(noted.everywhere, manifest.epoch))
+    return to_publish(manifest, history.manifests, published=published, note=inquiry.note) or chain
+
+
+def _only_records(inquiry: Inquiry) -> set[Epoch]:
+    """The local tier had no checkpoint: of those it has now, only the records were downloaded."""
+    first = inquiry.facts.first_remote
+    return {one.epoch for one in first.stored.epochs} if first is not None else set()
 
 
 def _content_problem(inquiry: Inquiry, manifest: Manifest) -> str:

@@ -15,6 +15,7 @@ from cutline.model.graph import PublishPolicy, RollbackPolicy
 from cutline.model.history import Identity, Takeover
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Generation, OperatorId, Position, SinkId
 from cutline.protocol.history.evolution import Changes, Definition
+from cutline.protocol.publish.rewind_points import Gap
 
 # ---------------------------------------------------------------------- known from the start
 
@@ -46,6 +47,8 @@ class SinkFacts:
     can_rewind: bool = True
     #: The oldest epoch that ``rewind`` reaches; None: not known yet.
     oldest_rewind: Epoch | None = NO_EPOCH
+    #: Above that, the epochs that it does not reach; known with ``oldest_rewind``.
+    rewind_gaps: tuple[Gap, ...] = ()
     #: The newest claim in its target, which the start will replace; empty: none, or it cannot be claimed.
     claim: str = ""
     #: The starts that took it over, oldest first; None: its target does not tell.

@@ -9,6 +9,7 @@ from cutline.errors import RecoveryError
 from cutline.model.checkpoint import Manifest
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, OperatorId, SinkId
 from cutline.protocol.history.known_checkpoints import epoch_in, newest_of, not_held, rewind_target
+from cutline.protocol.publish.rewind_points import gap_at
 from cutline.protocol.recovery.facts import MissingFacts, NeedSinkLimits, SinkFacts
 
 
@@ -43,7 +44,7 @@ def refuse_behind(
             f"sink {one.sink} {has}, but epoch {at_least} was published to it: "
             "it was restored from a backup, emptied, or is another target",
             next_step=f"{way_out}correct its target; to continue without the missing rows: "
-            f"cutline sinks --flow {flow} --accept {one.sink}",
+            f"cutline sinks {flow} --accept {one.sink}",
             flow=flow,
         )
 
@@ -83,9 +84,7 @@ def refuse_to_begin_beside(sinks: Iterable[SinkFacts], *, flow: FlowName) -> Non
 def refuse_to_rewind(sinks: Iterable[SinkFacts], epoch: Epoch, *, flow: FlowName) -> None:
     """Refuse a restore to ``epoch`` if a sink has published more, and cannot or must not be rewound to it."""
     for one in sinks:
-        if one.published <= epoch or one.on_rollback == "keep":
-            continue
-        why = _why_not_rewound(one, epoch)
+        why = why_not_restored(one, epoch)
         if why is None:
             continue
         raise RecoveryError(
@@ -96,13 +95,18 @@ def refuse_to_rewind(sinks: Iterable[SinkFacts], epoch: Epoch, *, flow: FlowName
         )
 
 
-def _why_not_rewound(sink: SinkFacts, epoch: Epoch) -> str | None:
+def why_not_restored(sink: SinkFacts, epoch: Epoch) -> str | None:
+    """Why the sink refuses a restore to ``epoch``; None: it does not."""
+    if sink.published <= epoch or sink.on_rollback == "keep":
+        return None
     if sink.on_rollback == "fail":
         return "must not be rewound"
     if sink.oldest_rewind is None:
         raise MissingFacts(NeedSinkLimits())
     if epoch < sink.oldest_rewind:
         return f"cannot be rewound further than epoch {sink.oldest_rewind}"
+    if sink.can_rewind and (gap := gap_at(sink.rewind_gaps, epoch)) is not None:
+        return f"cannot be rewound to epochs from {gap[0]} to {gap[1] - 1}"
     return None if sink.can_rewind else "cannot be rewound"
 
 

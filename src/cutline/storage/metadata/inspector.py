@@ -5,13 +5,13 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import quote
 
 import msgspec
 
 from cutline.base.retry import Retry
 from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.ports.inspection import CompletedEpoch, CoordinatorRecords
+from cutline.storage.metadata.sqlite import address_for_reading
 
 #: Between two reads a writer may have started or ended, and the write-ahead log with it.
 _READS = Retry(limit=3)
@@ -38,10 +38,7 @@ def inspect_coordinator(path: Path) -> CoordinatorRecords:
 
 
 def _inspect(path: Path) -> CoordinatorRecords:
-    # Without a write-ahead log the file is complete, and opening it as immutable leaves no files behind.
-    has_log = path.with_name(f"{path.name}-wal").exists()
-    address = f"file:{quote(str(path.absolute()))}?mode=ro{'' if has_log else '&immutable=1'}"
-    with closing(sqlite3.connect(address, uri=True, timeout=30)) as database:
+    with closing(sqlite3.connect(address_for_reading(path), uri=True, timeout=30)) as database:
         found = [line for (line,) in database.execute("PRAGMA integrity_check(5)")]
         if found != ["ok"]:
             raise sqlite3.DatabaseError("; ".join(found))

@@ -7,7 +7,8 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
+from urllib.parse import quote
 
 import msgspec
 
@@ -41,14 +42,26 @@ CREATE TABLE IF NOT EXISTS recoveries (path TEXT PRIMARY KEY, count INTEGER NOT 
 """
 
 
+def address_for_reading(path: Path) -> str:
+    """How SQLite opens a database that another process may write, without changing it."""
+    # Without a write-ahead log the file is complete, and opening it as immutable leaves no files behind.
+    has_log = path.with_name(f"{path.name}-wal").exists()
+    return f"file:{quote(str(path.absolute()))}?mode=ro{'' if has_log else '&immutable=1'}"
+
+
 class SqliteMetadata:
     """See ``cutline.ports.MetadataStore`` for what each method promises."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_copy: bool = False) -> None:
+        """``is_copy``: a copy in memory of the records as they are now; the file, and its writer, are left alone."""
         self._lock = threading.Lock()
         self._generation = Generation(0)
         with _explained():
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+            place = ":memory:" if is_copy else path
+            self._db = sqlite3.connect(place, isolation_level=None, check_same_thread=False, timeout=30)
+            if is_copy and path.exists():
+                with contextlib.closing(sqlite3.connect(address_for_reading(path), uri=True, timeout=30)) as original:
+                    original.backup(self._db)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -175,7 +188,7 @@ class SqliteMetadata:
                 outcome.ended_ms,
                 outcome.outcome,
                 outcome.reason,
-                msgspec.json.encode(outcome.details),
+                msgspec.json.encode({**outcome.details, "code": outcome.code} if outcome.code else outcome.details),
             ),
         )
 
@@ -185,18 +198,7 @@ class SqliteMetadata:
             "WHERE outcome IS NOT NULL ORDER BY epoch DESC LIMIT ?",
             limit,
         )
-        return [
-            EpochOutcome(
-                epoch=Epoch(epoch),
-                generation=Generation(generation),
-                started_ms=started,
-                ended_ms=ended,
-                outcome=outcome,
-                reason=reason,
-                details=msgspec.json.decode(details),
-            )
-            for epoch, generation, started, ended, outcome, reason, details in rows
-        ]
+        return [_outcome(*row) for row in rows]
 
     def store_pin(self, epoch: Epoch, *, is_pinned: bool) -> None:
         sql = "INSERT OR IGNORE INTO pins VALUES (?)" if is_pinned else "DELETE FROM pins WHERE epoch = ?"
@@ -263,7 +265,33 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
+def change_pin(path: Path, epoch: Epoch, *, is_pinned: bool) -> None:
+    """Pin or unpin an epoch. The caller holds the lock of a flow that does not run."""
+    sql = "INSERT OR IGNORE INTO pins VALUES (?)" if is_pinned else "DELETE FROM pins WHERE epoch = ?"
+    with contextlib.closing(sqlite3.connect(path, timeout=30)) as database, database:
+        database.execute("PRAGMA synchronous=FULL")
+        database.execute("CREATE TABLE IF NOT EXISTS pins (epoch INTEGER PRIMARY KEY)")
+        database.execute(sql, (epoch,))
+
+
 def forget_seen(path: Path, sink: SinkId) -> None:
     """Accept a sink's present content. The caller holds the lock of a flow that does not run."""
     with contextlib.closing(sqlite3.connect(path, timeout=30)) as database, database:
         database.execute("DELETE FROM seen WHERE sink = ?", (sink,))
+
+
+def _outcome(
+    epoch: int, generation: int, started: int, ended: int, outcome: Literal["completed", "aborted"], *more: Any
+) -> EpochOutcome:
+    reason, encoded = more
+    details = msgspec.json.decode(encoded)
+    return EpochOutcome(
+        epoch=Epoch(epoch),
+        generation=Generation(generation),
+        started_ms=started,
+        ended_ms=ended,
+        outcome=outcome,
+        reason=reason,
+        code=details.pop("code", ""),
+        details=details,
+    )

@@ -69,6 +69,8 @@ class Case:
     previous: Epoch = NO_EPOCH
     generation: Generation = FIRST
     attempts: int = 0
+    #: Epochs that the flow may be restored to; None: not known.
+    rewind_points: tuple[Epoch, ...] | None = None
 
     def open(self, sink: Sink) -> None:
         """Continue with a new instance over the same target, as after a restart."""
@@ -110,6 +112,7 @@ class Case:
             previous_epoch=self.previous,
             after_batch=self.through,
             through_batch=max((batch.batch for batch in staged), default=self.through),
+            rewind_points=self.rewind_points,
         )
 
     def commit(self, epoch: int, *staged: StagedBatch) -> CommitPermit:

@@ -111,7 +111,8 @@ class FairWeather:
             return False
         oldest = live[0].manifest.epoch if live else NO_EPOCH
         for name in flow.graph.operators:
-            needed = min(one.needs.channels[name] for one in live if name in one.needs.channels)
+            attached = [one for one in live if one.manifest.epoch not in disk.detached]
+            needed = min(one.needs.channels[name] for one in attached if name in one.needs.channels)
             entries = disk.logs[name].view(flow.lineage(name)).entries
             if any(isinstance(entry, Data) and entry.seq < needed for entry in entries[:-1]):
                 return False

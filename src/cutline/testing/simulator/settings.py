@@ -9,7 +9,7 @@ from random import Random
 from cutline.model.ids import OperatorId, SinkId
 from cutline.protocol.checkpoint.trigger import TriggerSettings
 from cutline.protocol.cut.agent import AS_FLOW
-from cutline.protocol.history.retention import RetentionPolicy
+from cutline.protocol.history.retention import RetentionPolicy, Rung
 from cutline.testing.simulator.graphs import Graph
 
 
@@ -71,7 +71,7 @@ def random_settings(rng: Random, graph: Graph, *, is_per_operator: bool) -> Flow
             event_time_ms=rng.choice([0, 0, 0, 100]),
             backlog_interval_ms=rng.choice([0, 0, 2 * interval]),
         ),
-        retention=RetentionPolicy(count=rng.choice([1, 1, 2, 3]), age_ms=rng.choice([None, None, 300])),
+        retention=_retention(rng, is_per_operator=is_per_operator),
         tolerable_failures=rng.choice([None, 0, 2]),
         capacity_entries=rng.choice([1, 4, 64]),
         rows_per_source=rng.choice([30, 80, 150]),
@@ -85,3 +85,10 @@ def random_settings(rng: Random, graph: Graph, *, is_per_operator: bool) -> Flow
         own_upload_intervals_ms={name: rng.choice([50, 200]) for name in graph.operators if has_early},
         remote_retain=rng.choice([1, 1, 2]),
     )
+
+
+def _retention(rng: Random, *, is_per_operator: bool) -> RetentionPolicy:
+    count, age_ms = rng.choice([1, 1, 2, 3]), rng.choice([None, None, 300])
+    has_ladder = age_ms is not None and not is_per_operator
+    ladder = (Rung(until_ms=200, every_ms=0), Rung(until_ms=4_000, every_ms=400)) if has_ladder else ()
+    return RetentionPolicy(count=count, age_ms=age_ms, ladder=ladder, detaches=not is_per_operator)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cutline.model.entries import Segment
 from cutline.model.ids import BatchId, OperatorId, Position
@@ -33,8 +32,8 @@ class IdleQuery:
 
     def wait_processed(self) -> None: ...
 
-    def progress(self) -> dict[str, Any]:
-        return {}
+    def state_bytes(self) -> int | None:
+        return None
 
 
 class MemoryEngine:

@@ -279,7 +279,10 @@ def test_what_a_vacuum_has_deleted_cannot_come_back_and_it_says_so(tmp_path: Pat
     case.publish(1, 0, [keyed(FIRST, "a", 1)])
     case.publish(2, 1, [keyed(FIRST, "a", 2)])
     case.publish(3, 2, [keyed(FIRST, "b", 3)])
+    sink = case.sink
+    assert isinstance(sink, Delta) and sink.oldest_rewind() < 1
     DeltaTable(tmp_path / "table").vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+    assert sink.oldest_rewind() == 2, "it is known before a rewind is tried"
     with pytest.raises(SinkError, match="vacuum"):
         case.sink.rewind(Epoch(1))
     assert table(tmp_path) == {(FIRST, "a"): 2, (FIRST, "b"): 3}

@@ -148,6 +148,70 @@ def test_only_so_many_epochs_can_be_taken_back(tmp_path: Path, options: dict[str
         assert db.execute("SELECT COUNT(*) FROM cutline_epochs").fetchone() == (1,)
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "upsert", "key": ["id"]}])
+def test_a_table_can_be_rewound_to_every_checkpoint_that_stays(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutline.connectors.sqlite.sink.REWIND_EPOCHS", 2)
+    rng, is_upsert = random.Random(5), bool(options)
+    case = start(tmp_path, **options)
+    states: dict[int, list[str]] = {0: []}
+    newest, points = 0, {Epoch(0)}
+    for epoch in range(1, 120):
+        points = {Epoch(epoch), *(one for one in points if rng.random() > 0.08)}
+        case.rewind_points = tuple(sorted(points))
+        changed = [row(rng.randrange(9), f"{epoch}-{n}") for n in range(rng.randrange(4))]
+        case.publish(epoch, epoch, changed)
+        before = {} if not is_upsert else {text.partition("=")[0]: text for text in states[newest]}
+        texts = {str(one["id"]): f"{one['id']}={one['name']}" for one in changed}
+        states[epoch] = (
+            sorted({**before, **texts}.values())
+            if is_upsert
+            else sorted([*states[newest], *(f"{one['id']}={one['name']}" for one in changed)])
+        )
+        newest = epoch
+        if epoch % 10 == 0:
+            back_to = rng.choice(sorted(points))
+            case.sink.rewind(back_to)
+            states = {at: state for at, state in states.items() if at <= back_to}
+            newest, points = back_to, {one for one in points if one <= back_to}
+            found = sorted(f"{one['id']}={one['name']}" for one in read_sqlite(tmp_path / "data.sqlite"))
+            assert found == states[back_to]
+    with closing(sqlite3.connect(tmp_path / "data.sqlite")) as db:
+        (listed,) = db.execute("SELECT COUNT(*) FROM cutline_epochs").fetchone()
+    assert listed <= len(points) + 4
+
+
+def test_a_table_is_not_rewound_to_an_epoch_that_no_checkpoint_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutline.connectors.sqlite.sink.REWIND_EPOCHS", 1)
+    case = start(tmp_path, mode="upsert", key=["id"])
+    for epoch in range(1, 9):
+        case.rewind_points = (Epoch(2), Epoch(6), Epoch(epoch))
+        case.publish(epoch, epoch, rows(epoch))
+    sink = case.sink
+    assert isinstance(sink, SQLite)
+    assert (sink.oldest_rewind(), sink.rewind_gaps()) == (2, ((3, 6),))
+    with pytest.raises(SinkError, match="restore the flow to epoch 6, or to a checkpoint before epoch 3"):
+        sink.rewind(Epoch(4))
+    assert sorted(named(tmp_path)) == [*range(1, 9)]
+    sink.rewind(Epoch(2))
+    assert sorted(named(tmp_path)) == [1, 2]
+
+
+def test_a_ledger_of_the_former_version_is_taken_up(tmp_path: Path) -> None:
+    case = start(tmp_path, mode="upsert", key=["id"])
+    case.publish(1, 1, rows(1))
+    with closing(sqlite3.connect(tmp_path / "data.sqlite")) as db:
+        db.execute("ALTER TABLE cutline_epochs DROP COLUMN merged_from")
+        db.commit()
+    case.open(SQLite(tmp_path / "data.sqlite", "totals", mode="upsert", key=["id"]))
+    case.publish(2, 2, rows(2))
+    case.sink.rewind(Epoch(1))
+    assert sorted(named(tmp_path)) == [1]
+
+
 def test_without_rewind_nothing_is_kept_for_it(tmp_path: Path) -> None:
     case = start(tmp_path, rewindable=False)
     case.publish(1, 0, rows(1))

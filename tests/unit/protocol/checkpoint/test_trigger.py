@@ -133,6 +133,65 @@ def test_the_pause_holds_for_progress_too() -> None:
 # ------------------------------------------------------------------------------------------------- event time
 
 
+# ---------------------------------------------------------------------- the first checkpoint of a new flow
+
+LEDGER, TOTALS = OperatorId("ledger"), OperatorId("totals")
+
+
+def of_new_flow(**settings: int) -> TriggerPolicy:
+    return TriggerPolicy(TriggerSettings(**{"interval_ms": 10_000, **settings}), awaited={LEDGER, TOTALS})
+
+
+def ran(operator: OperatorId, batches: int = 1) -> ProgressMade:
+    return ProgressMade(operator=operator, is_source=False, batches=batches)
+
+
+def test_a_new_flow_begins_its_first_checkpoint_when_every_sink_has_something_to_publish() -> None:
+    trigger = of_new_flow()
+    trigger.progressed(ran(LEDGER))
+    trigger.progressed(ran(LEDGER))
+    assert not trigger.is_due(500, 0)
+    trigger.progressed(ran(TOTALS, batches=0))  # only its channel has become free
+    assert not trigger.is_due(500, 0) and trigger.next_due_ms(500, 0) == 10_000
+    trigger.progressed(ran(TOTALS))
+    assert trigger.is_due(600, 0) and trigger.next_due_ms(600, 0) == 600
+
+
+def test_after_the_first_checkpoint_only_the_timer_counts() -> None:
+    trigger = of_new_flow()
+    trigger.progressed(ran(LEDGER))
+    trigger.progressed(ran(TOTALS))
+    trigger.started(600)
+    trigger.progressed(ran(LEDGER))
+    trigger.progressed(ran(TOTALS))
+    assert not trigger.is_due(10_599, 0) and trigger.is_due(10_600, 0)
+
+
+def test_a_first_batch_that_takes_long_does_not_delay_the_timer() -> None:
+    trigger = of_new_flow()
+    trigger.progressed(ran(LEDGER))
+    assert trigger.is_due(10_000, 0)
+    trigger.started(10_000)
+    assert not trigger.is_due(10_100, 0)
+    trigger.progressed(ran(TOTALS))
+    assert trigger.is_due(10_200, 0), "the checkpoint of the timer had nothing to publish"
+    trigger.started(10_200)
+    assert not trigger.is_due(20_199, 0) and trigger.is_due(20_200, 0)
+
+
+def test_a_flow_without_a_timer_begins_no_checkpoint_by_itself() -> None:
+    trigger = of_new_flow(interval_ms=0)
+    trigger.progressed(ran(LEDGER))
+    trigger.progressed(ran(TOTALS))
+    assert not trigger.is_due(1_000_000, 0) and trigger.next_due_ms(1_000_000, 0) is None
+
+
+def test_a_flow_that_has_a_checkpoint_waits_for_the_timer() -> None:
+    trigger = policy(10_000)
+    trigger.progressed(ran(LEDGER))
+    assert not trigger.is_due(9_999, 0)
+
+
 def hourly() -> TriggerPolicy:
     return TriggerPolicy(TriggerSettings(interval_ms=0, event_time_ms=1_000))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutline.model.ids import Epoch, OperatorId, Position
-from cutline.protocol.history.retention import EpochNeeds, RetentionPolicy, truncation_points, unreachable
+from cutline.protocol.history.retention import EpochNeeds, RetentionPolicy, Rung, truncation_points, unreachable
 from cutline.protocol.publish.publishing import CompleteEpoch
 from tests.support.driven_coordinator import complete_epoch
 
@@ -45,6 +45,85 @@ def test_what_is_younger_stays_too() -> None:
     assert dropped(policy, THREE, now_ms=999) == []
     assert dropped(policy, THREE, now_ms=1_000) == [1]
     assert dropped(policy, THREE, now_ms=1_100) == [1, 2]
+
+
+LADDER = RetentionPolicy(
+    count=3,
+    ladder=(
+        Rung(until_ms=10_000, every_ms=0),
+        Rung(until_ms=100_000, every_ms=10_000),
+        Rung(until_ms=1_000_000, every_ms=100_000),
+    ),
+)
+
+
+@given(st.lists(st.integers(200, 3_000), min_size=1_200, max_size=1_200))
+@settings(max_examples=5, deadline=None)
+def test_a_ladder_keeps_some_of_every_age_and_not_many(pauses_ms: list[int]) -> None:
+    epochs: list[CompleteEpoch] = []
+    now_ms = 12_345_678
+    for number, pause_ms in enumerate(pauses_ms, 1):
+        now_ms += pause_ms
+        epochs.append(complete_epoch(number, batch=0, completed_ms=now_ms))
+        gone = dropped(LADDER, epochs, now_ms=now_ms)
+        epochs = [one for one in epochs if one.epoch not in gone]
+    ages = sorted(now_ms - one.completed_ms for one in epochs)
+    oldest = now_ms - 12_345_678
+    for until_ms, every_ms in ((10_000, 3_000), (100_000, 10_000), (1_000_000, 100_000)):
+        # Whatever the moment that somebody wants to go back to, a checkpoint is not much further.
+        for wanted in range(0, min(until_ms, oldest) - 2 * every_ms, every_ms):
+            assert any(wanted <= age <= wanted + 2 * every_ms + 3_000 for age in ages), (wanted, ages)
+    assert len(epochs) <= 10_000 // 200 + 12 + 12
+
+
+def test_a_ladder_lets_go_when_an_age_is_reached() -> None:
+    policy = RetentionPolicy(count=1, ladder=(Rung(until_ms=100, every_ms=0), Rung(until_ms=1_000, every_ms=500)))
+    epochs = complete(e1=500, e2=510, e3=990, e4=1_000, e5=1_010)
+    assert dropped(policy, epochs, now_ms=1_010) == [2]
+    assert dropped(policy, epochs, now_ms=1_090) == [2, 3]
+    assert policy.next_expiry_ms(epochs, (), 1_010) == 1_090
+    assert dropped(policy, epochs, now_ms=1_100) == [2, 3], "the first of its slot"
+    assert dropped(policy, [*epochs, *complete(e6=1_100, e7=1_600)], now_ms=2_050) == [1, 2, 3, 4, 5]
+
+
+def test_a_clock_that_was_set_back_keeps_all() -> None:
+    assert dropped(LADDER, THREE, now_ms=-(10**9)) == []
+
+
+YEAR_MS = 365 * 86_400_000
+
+
+def test_after_a_pause_or_a_jump_of_the_clock_the_history_stays_until_there_is_a_new_one() -> None:
+    """Whether the flow has stood still for a year, or its host only believes so, cannot be told apart."""
+    begun_ms = 12_345_678
+    times = range(begun_ms, begun_ms + 900_000, 1_000)
+    epochs = [complete_epoch(number, batch=0, completed_ms=at) for number, at in enumerate(times, 1)]
+    gone = dropped(LADDER, epochs, now_ms=times[-1])
+    before = [one for one in epochs if one.epoch not in gone]
+    assert len(before) > 20
+    after = list(before)
+    for number, at in enumerate(range(times[-1] + YEAR_MS, times[-1] + YEAR_MS + 1_200_000, 1_000), len(epochs) + 1):
+        after.append(complete_epoch(number, batch=0, completed_ms=at))
+        gone = dropped(LADDER, after, now_ms=at)
+        after = [one for one in after if one.epoch not in gone]
+        if at < times[-1] + YEAR_MS + 400_000:
+            assert after[: len(before)] == before, "nothing of the old history is gone"
+    assert after[0].epoch > len(epochs), "and it does not stay for ever"
+
+
+def test_a_clock_that_was_set_forward_and_back_loses_nothing_of_before() -> None:
+    before = complete(e1=100_000, e2=205_000, e3=1_000_000, e4=1_001_000)
+    ahead = [*before, *complete(e5=YEAR_MS)]
+    assert dropped(LADDER, ahead, now_ms=YEAR_MS) == []
+    assert dropped(LADDER, [*ahead, *complete(e6=1_002_000)], now_ms=1_002_000) == []
+
+
+def test_only_the_newest_need_the_logs() -> None:
+    policy = RetentionPolicy(count=1, ladder=(Rung(until_ms=10**9, every_ms=0),))
+    assert policy.detachable(THREE, published_everywhere=Epoch(9)) == (1, 2)
+    assert policy.detachable(THREE, published_everywhere=Epoch(2)) == (1,), "a sink has yet to publish the others"
+    alone = RetentionPolicy(count=1, detaches=False)
+    assert alone.detachable(THREE, published_everywhere=Epoch(9)) == ()
 
 
 def test_the_count_stays_however_old() -> None:

@@ -42,6 +42,11 @@ def test_every_sink_publishes_the_first_epoch_it_has_not() -> None:
     assert {sink: permit.epoch for sink, permit in permits.items()} == {TABLE: 2, RAW: 1}
 
 
+def test_a_permit_names_the_epochs_that_can_be_restored() -> None:
+    permit = due(publisher(table=1, raw=3), ONE, TWO, complete_epoch(3, batch=9))[TABLE]
+    assert (permit.epoch, permit.rewind_points) == (2, (1, 2, 3))
+
+
 def test_a_permit_says_everything_about_its_epoch() -> None:
     assert due(publisher(table=2, raw=3), ONE, TWO, complete_epoch(3, batch=9, generation=5))[TABLE] == CommitPermit(
         flow=FlowName("flow"),

@@ -217,3 +217,19 @@ def test_only_a_lack_of_room_is_waited_for_not_a_disk_that_fails(code: int | Non
         error.sqlite_errorcode = code
     with pytest.raises(NotDone if is_outage else sqlite3.OperationalError, match="disk I/O error"), _explained():
         raise error
+
+
+def test_a_copy_holds_what_is_stored_now_and_changes_nothing(store: SqliteMetadata, path: Path) -> None:
+    store.store_published(TABLE, Epoch(3))
+    with closing(SqliteMetadata(path, is_copy=True)) as copy:
+        assert copy.published() == {TABLE: 3}
+        store.store_published(TABLE, Epoch(4))
+        assert copy.next_generation(Generation(0)) == 2
+        assert copy.published() == {TABLE: 3}
+    assert (store.published(), store.issued()) == ({TABLE: 4}, 1), "it is not fenced"
+
+
+def test_a_copy_of_nothing_is_empty_and_creates_no_file(tmp_path: Path) -> None:
+    with closing(SqliteMetadata(tmp_path / "nothing.sqlite", is_copy=True)) as copy:
+        assert (copy.last_epoch(), copy.pins()) == (0, frozenset())
+    assert list(tmp_path.iterdir()) == []

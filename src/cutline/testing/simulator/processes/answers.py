@@ -215,6 +215,8 @@ def _download_content(flow: SimulatedFlow, bucket: Bucket | None, manifest: Mani
     if bucket is None:
         return "there is no remote tier"
     disk = flow.disk
+    if bucket.manifest(manifest.epoch) is None:
+        return "it was collected there"
     check_sealed(bucket, manifest)
     for name in content_names(manifest, disk.records):
         content = bucket.download(name)

@@ -11,7 +11,7 @@ from cutline.model.checkpoint import Manifest, Tombstone
 from cutline.model.ids import Epoch, OperatorId
 from cutline.protocol.history.retention import EpochNeeds, truncation_points, unreachable
 from cutline.protocol.messages.coordinator import ReleaseEpochs
-from cutline.testing.simulator.storage import checks
+from cutline.testing.simulator.storage import checks, savepoints
 from cutline.testing.simulator.storage.log import Data, View
 from cutline.testing.simulator.world import Steps, Violation
 from cutline.worker.log_replay import needs_behind_log
@@ -59,8 +59,8 @@ class Collector:
         self.release(ReleaseEpochs(drop=(), retained=retained, open_from=open_from))
 
     def hold(self, epoch: Epoch) -> bool:
-        """Keep a checkpoint, and all it needs; False if it is gone already."""
-        if self._disk.checkpoint(epoch) is None or epoch in self._dropping:
+        """Keep a checkpoint, and all it needs; False if it, or the logs it needs, may be gone already."""
+        if self._disk.checkpoint(epoch) is None or epoch in self._dropping or epoch in self._disk.detached:
             return False
         self._held[epoch] += 1
         return True
@@ -81,6 +81,20 @@ class Collector:
         self._doomed.update(release.drop)
         self._doomed.update(one.manifest.epoch for one in disk.complete() if not checks.is_live(disk, one))
         self._dropping = self._doomed - set(self._held)
+        for epoch in release.detach:
+            yield self._world.between(0, 2)
+            checkpoint = disk.checkpoint(epoch)
+            if checkpoint is None or epoch in disk.only_records or epoch in disk.detached:
+                continue
+            if self._held[epoch] or epoch in self._dropping:
+                continue
+            if self._coordinator.is_fenced():
+                return
+            if self._world.strikes("gc_killed"):
+                self._coordinator.die("killed while it detaches")
+                return
+            disk.detached[epoch] = savepoints.in_flight(disk, checkpoint)
+            self._world.counts["detached"] += 1
         # Manifests first: killed half-way, an epoch is either whole or not there.
         for epoch in sorted(self._dropping):
             yield self._world.between(0, 2)
@@ -91,7 +105,7 @@ class Collector:
             if self._world.strikes("gc_killed"):
                 self._coordinator.die("killed while it collects")
                 return
-        if not (yield from self._truncate([one.needs for one in kept])):
+        if not (yield from self._truncate([one.needs for one in kept if one.manifest.epoch not in disk.detached])):
             return
         complete = {one.manifest.epoch for one in disk.complete()}
         for key in [key for key in disk.records if key[0] not in complete and key[0] < release.open_from]:

@@ -215,6 +215,10 @@ class Start:
             raise Violation("a flow that has checkpoints begins from nothing")
         if plan.path in ("local", "remote") and checkpoint is not None:
             checks.check_reachable(disk, checkpoint)
+            if checkpoint.manifest.epoch in disk.detached:
+                flow.world.counts["put_back"] += 1
+            for channel, entry in disk.detached.get(checkpoint.manifest.epoch, ()):
+                disk.logs[channel].put(entry)
         for name in names:
             if name in plan.alone:
                 epoch = plan.alone[name]

@@ -174,6 +174,11 @@ class RemoteTier:
 
     # ------------------------------------------------------------------ collecting
 
+    def _on_ladder(self) -> set[Epoch]:
+        """What the local tier keeps for longer stays here too."""
+        has_ladder = bool(self._flow.settings.retention.ladder)
+        return {one.manifest.epoch for one in self._flow.live()} if has_ladder else set()
+
     def collect(self, uploaded: Epoch) -> Steps:
         """Manifests first: killed half-way, a checkpoint is whole or not there."""
         newest = self._bucket.newest_generation()
@@ -183,7 +188,7 @@ class RemoteTier:
             there,
             uploaded=uploaded,
             published=self._flow.published_everywhere(),
-            pins=self._flow.disk.pins,
+            pins=self._flow.disk.pins | self._on_ladder(),
             retain=self._flow.settings.remote_retain,
         )
         self.check_claim()

@@ -56,6 +56,8 @@ def check_reachable(disk: Disk, checkpoint: Checkpoint) -> None:
         missing = [blob for blob in record.blobs if blob not in disk.blobs]
         if missing:
             raise Violation(f"epoch {manifest.epoch} lacks content of {operator}: {missing[0]}")
+    if manifest.epoch in disk.detached:
+        return  # all that it had in flight is stored with it
     for channel, cut in manifest.channels.items():
         first, view = checkpoint.needs.channels[channel], disk.logs[channel].view(checkpoint.lineages[channel])
         for seq in range(first, cut.barrier + 1):
@@ -153,5 +155,6 @@ def check_truncation(disk: Disk, channel: OperatorId, seq: Position) -> None:
     """Entries up to this one are about to go: no checkpoint may need them."""
     for checkpoint in disk.complete():
         needed = checkpoint.needs.channels.get(channel)
-        if needed is not None and seq >= needed and is_live(disk, checkpoint):
+        is_detached = checkpoint.manifest.epoch in disk.detached
+        if needed is not None and seq >= needed and is_live(disk, checkpoint) and not is_detached:
             raise Violation(f"entry {seq} of {channel} was deleted, epoch {checkpoint.manifest.epoch} needs it")

@@ -17,7 +17,7 @@ from cutline.model.history import Identity
 from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
 from cutline.testing.simulator.graphs import Graph
 from cutline.testing.simulator.storage.checkpoints import Blob, Checkpoint, Record, RecordKey, Savepoint
-from cutline.testing.simulator.storage.log import Log
+from cutline.testing.simulator.storage.log import Entry, Log
 from cutline.testing.simulator.storage.spark_dir import SparkDir
 from cutline.testing.simulator.world import Violation
 
@@ -51,6 +51,8 @@ class Disk:
         self.announced: set[Identity] = set()
         #: The flow has run on it; if not, it may hold a part of what was downloaded.
         self.has_run = False
+        #: What checkpoints that need no logs had in flight.
+        self.detached: dict[Epoch, tuple[tuple[OperatorId, Entry], ...]] = {}
         #: A person's own; nothing collects them.
         self.savepoints: dict[str, Savepoint] = {}
 
@@ -92,6 +94,7 @@ class Disk:
         copy.published, copy.seen, copy.pins = dict(self.published), dict(self.seen), set(self.pins)
         copy.only_records, copy.savepoints = set(self.only_records), dict(self.savepoints)
         copy.announced, copy.has_run = set(self.announced), self.has_run
+        copy.detached = dict(self.detached)
         return copy
 
     # ------------------------------------------------------------------ syncing
@@ -175,6 +178,7 @@ class Disk:
     def remove_manifest(self, epoch: Epoch) -> None:
         self.manifests.pop(epoch, None)
         self._checkpoints.pop(epoch, None)
+        self.detached.pop(epoch, None)
         self.sync(("manifest", epoch))
 
     def create_record(self, record: Record, *, is_synced: bool = True) -> Record:

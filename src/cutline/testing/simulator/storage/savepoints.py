@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from cutline.model.checkpoint import Tombstone
-from cutline.model.ids import Epoch
+from cutline.model.ids import Epoch, OperatorId
 from cutline.testing.simulator.storage import checks
 from cutline.testing.simulator.storage.checkpoints import Checkpoint, EntryName, Savepoint, content_names
 from cutline.testing.simulator.storage.disk import Disk
+from cutline.testing.simulator.storage.log import Entry
 from cutline.testing.simulator.world import Violation
 
 
@@ -16,24 +17,29 @@ def create(disk: Disk, epoch: Epoch) -> str:
     if checkpoint is None:
         raise Violation(f"epoch {epoch} is held, and gone")
     names = content_names(checkpoint.manifest, disk.records)
-    entries = []
     for name in names:
-        if not isinstance(name, EntryName):
-            if name not in disk.blobs:
-                raise Violation(f"epoch {epoch} is held, and its content is gone: {name}")
-            continue
-        entry = disk.logs[name.channel].entry(name.generation, name.seq)
-        if entry is None:
-            raise Violation(f"epoch {epoch} is held, and entry {name.seq} of {name.channel} is gone")
-        entries.append((name.channel, entry))
+        if not isinstance(name, EntryName) and name not in disk.blobs:
+            raise Violation(f"epoch {epoch} is held, and its content is gone: {name}")
     title = f"savepoint{len(disk.savepoints) + 1}"
     disk.savepoints[title] = Savepoint(
         manifest=checkpoint.manifest,
         records={key: disk.records[key] for key in checkpoint.record_keys().values()},
         blobs=frozenset(name for name in names if not isinstance(name, EntryName)),
-        entries=tuple(entries),
+        entries=in_flight(disk, checkpoint),
     )
     return title
+
+
+def in_flight(disk: Disk, checkpoint: Checkpoint) -> tuple[tuple[OperatorId, Entry], ...]:
+    """What a restore reads from the logs."""
+    epoch, found = checkpoint.manifest.epoch, []
+    for name in content_names(checkpoint.manifest, disk.records):
+        if isinstance(name, EntryName):
+            entry = disk.logs[name.channel].entry(name.generation, name.seq)
+            if entry is None:
+                raise Violation(f"epoch {epoch} stays, and entry {name.seq} of {name.channel} is gone")
+            found.append((name.channel, entry))
+    return tuple(found)
 
 
 def usable(disk: Disk) -> list[str]:

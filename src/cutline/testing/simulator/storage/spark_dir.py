@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from cutline.model.ids import NO_BATCH, BatchId, OperatorId, Position
+from cutline.protocol.history.live_directory import mismatch
 
 #: Per path: how many rows an operator has taken in.
 Counts = dict[int, int]
@@ -39,15 +40,13 @@ class SparkDir:
         planned, committed = max(self.planned, default=NO_BATCH), self.committed
         if self.is_lost:
             return "files of Spark's directory are gone or torn"
-        if may_be_behind and planned == NO_BATCH < last_appended:
-            return "there is nothing of Spark's in its folder"
-        if committed < complete and not may_be_behind:
-            return f"Spark has committed batch {committed}, but batch {complete} is part of a checkpoint"
-        if committed > last_appended or (last_appended > committed + 1 and not may_be_behind):
-            return f"Spark has committed batch {committed}, the log ends with batch {last_appended}"
-        if not committed <= planned <= committed + 1 or (last_appended > planned and not may_be_behind):
-            return f"Spark has planned batch {planned} and committed {committed}, the log ends with {last_appended}"
-        return None
+        return mismatch(
+            planned=planned,
+            committed=committed,
+            last_appended=last_appended,
+            complete=complete,
+            may_be_behind=may_be_behind,
+        )
 
     def lose_power(self, rng: Random) -> None:
         """The last commits and plans may be gone; a file that is half there makes the directory useless."""

@@ -1,0 +1,257 @@
+"""``cutline restore``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cutline.cli.completion import complete_target
+from cutline.cli.failures import ExitCode
+from cutline.cli.flows_here import FlowHere, flow_here
+from cutline.cli.history.moments import EXAMPLES, parse_moment, shown_moment
+from cutline.cli.options import Config, FlowName, Json, Settings, Storage, parse_renames
+from cutline.cli.places import epoch_number, is_running, kept_checkpoints, savepoints_of
+from cutline.cli.words import local
+from cutline.errors import ConfigError, RecoveryError
+from cutline.model.layout import Layout
+from cutline.model.restore_request import RestoreRequest
+from cutline.model.status import OperatorFate
+from cutline.storage.local import LocalStore
+
+if TYPE_CHECKING:
+    from cutline.cli.history.preview import Previewed, Target
+    from cutline.cli.history.report import RestoreReport
+    from cutline.cli.history.restore_now import Successor
+    from cutline.flow import Flow
+    from cutline.savepoints.store import Savepoints
+
+
+#: How many available checkpoints an error names; there may be hundreds.
+_EPOCHS_NAMED = 10
+
+To = Annotated[
+    str | None,
+    typer.Option(help="Checkpoint number, name of a savepoint, or before-last-deploy.", autocompletion=complete_target),
+]
+At = Annotated[str | None, typer.Option(help=f"The newest checkpoint at this time: {EXAMPLES}.")]
+Rename = Annotated[list[str] | None, typer.Option(help="old=new: an operator that was renamed.")]
+AllowDropped = Annotated[
+    bool, typer.Option("--allow-dropped", help="Leave behind operators that the flow no longer has, with their state.")
+]
+Code = Annotated[Path | None, typer.Option(help="Python file that defines the flow, to compare its operators now.")]
+Now = Annotated[
+    bool, typer.Option("--now", help="Stop the flow if it runs, then restore and run it, as cutline run does.")
+]
+Run = Annotated[
+    Path | None,
+    typer.Option(help="With --now, the Python file to run; default: the file that the stopped process ran."),
+]
+NoStart = Annotated[
+    bool, typer.Option("--no-start", help="With --now, only stop it: a service manager or a person starts it.")
+]
+Cancel = Annotated[
+    bool, typer.Option("--cancel", help="Withdraw a request that is stored: the next start continues where it was.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would happen, also while the flow runs, and change nothing.")
+]
+
+
+def restore(
+    flow: FlowName = None,
+    to: To = None,
+    at: At = None,
+    rename: Rename = None,
+    allow_dropped: AllowDropped = False,
+    code: Code = None,
+    now: Now = False,
+    run: Run = None,
+    no_start: NoStart = False,
+    storage: Storage = None,
+    config: Config = None,
+    option: Settings = None,
+    dry_run: DryRun = False,
+    cancel: Cancel = False,
+    as_json: Json = False,
+) -> None:
+    """Restore the whole flow at its next start: state and positions; its sinks are rewound.
+
+    The sources are asked whether their input can be read again; the sinks of a running flow, whether they can be
+    rewound so far; of a stopped flow, what they said last counts. If the start would refuse, nothing is changed and the
+    exit code is 1. Operators are matched by name and by --rename. New ones start without state; operators that the flow
+    no longer has are left behind only with --allow-dropped.
+    """
+    _check_options(now=now, run=run, no_start=no_start, dry_run=dry_run, option=option)
+    here = flow_here(flow, storage, config)
+    if cancel:
+        _withdraw(here, as_json=as_json)
+        return
+    if not (now or dry_run):
+        _refuse_running(here)
+    savepoints = savepoints_of(here)
+    moment = parse_moment(at, now=_now()) if at is not None else None
+    target = _target(here, savepoints, to, moment)
+    request = RestoreRequest(to=target.to, rename=parse_renames(rename or []), allow_dropped=allow_dropped)
+    from cutline.cli.history import restore_now
+
+    successor = restore_now.Successor.of(here, run, option or [], config) if now and not no_start else None
+    if successor is not None and run is None:
+        successor.refuse_what_runs(target.code)
+    previewed = _previewed(here, savepoints, target, request, _code(successor, run or code, here))
+    report = _with_moment(msgspec.structs.replace(previewed.report, is_dry_run=dry_run), moment)
+    if not dry_run and not now and not report.would_refuse:
+        _store_request(here.layout, request)
+    _show(report, as_json=as_json and not (report.would_refuse and not dry_run))
+    if report.would_refuse and dry_run:
+        raise typer.Exit(ExitCode.FAILED)
+    if report.would_refuse:
+        raise _error(previewed)
+    if now and not dry_run:
+        restore_now.restore_now(here, request, report, successor, as_json=as_json)
+
+
+def _withdraw(here: FlowHere, *, as_json: bool) -> None:
+    from cutline.runtime.launch import stored_request
+
+    request = stored_request(here.layout)
+    here.layout.restore_request.unlink(missing_ok=True)
+    if as_json:
+        typer.echo(json.dumps({"flow": here.flow, "withdrawn": request.to if request is not None else None}))
+    elif request is None:
+        typer.echo(f"no restore of flow {here.flow} is requested")
+    else:
+        typer.echo(f"the request to restore flow {here.flow} to {request.to} is withdrawn")
+
+
+def _refuse_running(here: FlowHere) -> None:
+    if is_running(here.layout):
+        raise ConfigError(
+            "the flow runs",
+            next_step=f"add --now to stop it, restore and run it; or stop it first: cutline stop {here.flow}",
+            flow=here.flow,
+        )
+
+
+def _check_options(*, now: bool, run: Path | None, no_start: bool, dry_run: bool, option: list[str] | None) -> None:
+    if not now and (run is not None or no_start or option) and not dry_run:
+        raise ConfigError("--run, --no-start and --set are for --now", next_step="add --now, or leave them out")
+    if no_start and (run is not None or option):
+        raise ConfigError("--no-start runs nothing", next_step="leave out --run and --set")
+
+
+def _error(previewed: Previewed) -> Exception:
+    from cutline.protocol.recovery.plan import Refusal
+
+    if not isinstance(previewed.decision, Refusal):
+        raise TypeError("the start would not refuse")
+    return previewed.decision.error()
+
+
+def _previewed(
+    here: FlowHere, savepoints: Savepoints, target: Target, request: RestoreRequest, code: Flow | None
+) -> Previewed:
+    from cutline.cli.history.preview import preview_of
+
+    return preview_of(here, savepoints, target, request, code)
+
+
+def _code(successor: Successor | None, file: Path | None, here: FlowHere) -> Flow | None:
+    """What will run, as far as it is known."""
+    if successor is not None:
+        return successor.flow
+    if file is None:
+        return None
+    from cutline.cli.running.run import load_flow
+
+    return load_flow(file, here.flow)
+
+
+def _with_moment(report: RestoreReport, moment: datetime.datetime | None) -> RestoreReport:
+    if moment is None:
+        return report
+    here = moment.astimezone()
+    return msgspec.structs.replace(
+        report, at=moment.isoformat(), at_local=here.isoformat(), zone=here.tzname() or f"{here:%z}"
+    )
+
+
+def _show(report: RestoreReport, *, as_json: bool) -> None:
+    from cutline.cli.history.report import lines_of
+
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(report)))
+        return
+    if report.at is not None:
+        typer.echo(f"at {shown_moment(datetime.datetime.fromisoformat(report.at))}: epoch {report.epoch}")
+    for line in lines_of(report):
+        typer.echo(line)
+    if report.would_refuse:
+        return
+    Console().print(operators_table(report.operators))
+    if not report.is_compared_with_code:
+        typer.echo("the start compares these with the code; to compare them now, give --code FILE")
+
+
+def _store_request(layout: Layout, request: RestoreRequest) -> None:
+    from cutline.runtime.launch import store_request
+
+    store_request(layout, request)
+
+
+def operators_table(fates: list[OperatorFate]) -> Table:
+    """What the restore does with every operator."""
+    table = Table()
+    for name in ("operator", "was", "now", ""):
+        table.add_column(name, overflow="fold")  # --rename needs the names: they are never cut off
+    for one in fates:
+        table.add_row(*map(Text, (one.fate, one.was or "", one.now or "", one.note)))
+    return table
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(tz=datetime.UTC)
+
+
+def _target(here: FlowHere, savepoints: Savepoints, to: str | None, moment: datetime.datetime | None) -> Target:
+    from cutline.cli.history.preview import Target
+    from cutline.savepoints.automatic import resolved
+
+    store = LocalStore.reading(here.layout)
+    kept = kept_checkpoints(store)
+    codes = {manifest.epoch: manifest.code for manifest in kept}
+    if moment is not None and to is None:
+        limit_ms = moment.timestamp() * 1000
+        past = [manifest.epoch for manifest in kept if manifest.completed_ms <= limit_ms]
+        if not past:
+            oldest = f"the oldest is of {local(kept[0].completed_ms)}" if kept else "there is none"
+            raise RecoveryError(
+                f"no available checkpoint is as old as {shown_moment(moment)}: {oldest}",
+                next_step="see cutline checkpoints",
+            )
+        return Target(to=str(past[-1]), epoch=past[-1], is_savepoint=False, code=codes[past[-1]])
+    if to is None or moment is not None:
+        problem = "no target" if to is None else "two targets"
+        raise ConfigError(
+            f"{problem}: use --to EPOCH, --to SAVEPOINT or --at TIME", next_step="give exactly one of them"
+        )
+    to = resolved(to, savepoints, store.generations.load_all(), flow=here.flow)
+    epoch = epoch_number(to)
+    if epoch is None:
+        savepoint = savepoints.load(to)
+        return Target(to=to, epoch=savepoint.epoch, is_savepoint=True, code=savepoint.code)
+    if epoch not in codes:
+        few = list(codes)[-_EPOCHS_NAMED:]
+        shown = f"{'…, ' if len(few) < len(codes) else ''}{', '.join(map(str, few)) or 'none'}"
+        raise RecoveryError(
+            f"epoch {epoch} is not available",
+            next_step=f"choose one of {shown} (cutline checkpoints shows all), or a savepoint",
+        )
+    return Target(to=to, epoch=epoch, is_savepoint=False, code=codes[epoch])

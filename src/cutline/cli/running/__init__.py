@@ -1,0 +1,1 @@
+"""Flows as they run: the commands that start, watch and stop them."""

@@ -1,0 +1,58 @@
+"""``cutline status``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.console import Console
+
+from cutline.cli.flows_here import flow_here, no_flow
+from cutline.cli.options import Config, FlowName, Json, Storage
+from cutline.cli.running.live import flow_view
+from cutline.errors import ConfigError
+from cutline.model.layout import Layout
+from cutline.model.status import FlowStatus
+from cutline.runtime.lock import is_copied
+
+
+def status(
+    flow: FlowName = None,
+    storage: Storage = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Show the status of a flow: operators, channels, sinks, checkpoints. Only reads files."""
+    here = flow_here(flow, storage, config, must_have_run=False)
+    loaded = load_status(here.layout)
+    if loaded is None:
+        raise no_flow(here.flow, here.options)
+    if as_json:
+        typer.echo(as_json_line(loaded))
+    else:
+        Console().print(flow_view(loaded))
+
+
+def load_status(layout: Layout) -> FlowStatus | None:
+    """The status that the flow wrote last, its state corrected if its process is gone; None: it wrote none."""
+    path = layout.status
+    if not path.exists():
+        return None
+    try:
+        loaded = msgspec.json.decode(path.read_bytes(), type=FlowStatus)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is not a status: {error}", next_step="start the flow to write it again") from error
+    if loaded.state not in ("stopped", "failed"):
+        if is_copied(layout.lock):
+            gone = "not running (this folder is a copy; the status is the original's)"
+            loaded = msgspec.structs.replace(loaded, state=gone)
+        elif not Path(f"/proc/{loaded.pid}").exists():
+            gone = "not running (its process has ended; start it again to resume)"
+            loaded = msgspec.structs.replace(loaded, state=gone)
+    return loaded
+
+
+def as_json_line(status: FlowStatus) -> str:
+    return json.dumps(msgspec.to_builtins(status))

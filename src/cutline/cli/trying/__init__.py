@@ -1,0 +1,1 @@
+"""Commands that need no flow of yours: the demo and the simulator."""

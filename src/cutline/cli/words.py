@@ -1,0 +1,78 @@
+"""Numbers, sizes and moments as people read them."""
+
+from __future__ import annotations
+
+import datetime
+
+_SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
+_UNITS = ("kB", "MB", "GB", "TB")
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """ "1 checkpoint", "2 checkpoints"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
+
+
+def number(count: int) -> str:
+    """ "9,999", "12.3 k", "4.5 M": at most seven characters."""
+    if count < 10_000:
+        return f"{count:,}"
+    amount, unit = count / 1000, "k"
+    for larger in ("M", "G"):
+        if amount < 999.95:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.1f} {unit}"
+
+
+def rate(rows_per_second: float) -> str:
+    """Of a slow one a decimal is shown: an operator that aggregates writes few rows, which are not none."""
+    return f"{rows_per_second:.1f}" if 0 < rows_per_second < 10 else number(round(rows_per_second))
+
+
+def size(size_bytes: int) -> str:
+    """ "512 B", "1.2 MB"."""
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    amount, unit = size_bytes / 1000, _UNITS[0]
+    for larger in _UNITS[1:]:
+        if amount < 999.95:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.1f} {unit}"
+
+
+def span(duration_ms: int) -> str:
+    """ "4 s", "12 min", "3 h", "2 d": short, for tables."""
+    duration_ms = max(duration_ms, 0)
+    if duration_ms < 2 * _MINUTE_MS:
+        return f"{duration_ms // _SECOND_MS} s"
+    if duration_ms < 2 * _HOUR_MS:
+        return f"{duration_ms // _MINUTE_MS} min"
+    if duration_ms < 2 * _DAY_MS:
+        return f"{duration_ms // _HOUR_MS} h"
+    return f"{duration_ms // _DAY_MS} d"
+
+
+def utc(moment_ms: int) -> str:
+    return f"{_moment(moment_ms):%Y-%m-%d %H:%M:%S}"
+
+
+def local(moment_ms: int) -> str:
+    """With the zone, which depends on the moment where clocks change."""
+    moment = _moment(moment_ms).astimezone()
+    return f"{moment:%Y-%m-%d %H:%M:%S} {moment.tzname()}"
+
+
+def local_short(moment_ms: int, now_ms: int) -> str:
+    """The local time, with the date unless it is today."""
+    moment, now = _moment(moment_ms).astimezone(), _moment(now_ms).astimezone()
+    return f"{moment:%H:%M:%S}" if moment.date() == now.date() else f"{moment:%m-%d %H:%M}"
+
+
+def iso(moment_ms: int) -> str:
+    return _moment(moment_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _moment(moment_ms: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(moment_ms / 1000, tz=datetime.UTC)

@@ -1,0 +1,1 @@
+"""The Java process: starting it, early if possible, and ending it."""

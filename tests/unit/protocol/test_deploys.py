@@ -1,0 +1,186 @@
+"""Which starts save the state before them, what of it is kept, and what a person is told."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cutline.model.generation import FlowCode, GenerationRecord, OperatorCode
+from cutline.model.ids import NO_CODE, CodeHash, Epoch, Generation, OperatorId, SinkId
+from cutline.protocol.deploys import (
+    Deploy,
+    Save,
+    SavedState,
+    TakenBefore,
+    automatic_name,
+    before_last_deploy,
+    code_since,
+    deploy,
+    differences,
+    left_by,
+    newest_code,
+    returned_to,
+    surplus,
+)
+
+
+def hash_of(letter: str) -> CodeHash:
+    return CodeHash(letter * 12)
+
+
+def code(letter: str = "a", *, function: str = "1", pyspark: str = "4.2.0") -> FlowCode:
+    return FlowCode(
+        hash=hash_of(letter),
+        python="3.11.7",
+        pyspark=pyspark,
+        cutline="0.1.0",
+        operators={
+            OperatorId("numbers"): OperatorCode(function=hash_of("0"), declaration=hash_of("0")),
+            OperatorId("totals"): OperatorCode(function=hash_of(function), declaration=hash_of("0")),
+        },
+        sinks={SinkId("table"): hash_of("0")},
+    )
+
+
+def ran(number: int, what: FlowCode | None, since_ms: int = 0) -> GenerationRecord:
+    return GenerationRecord(
+        generation=Generation(number),
+        started_ms=number,
+        path="resume",
+        restored_epoch=None,
+        reason="",
+        lineage={},
+        spark_dirs={},
+        inputs={},
+        schemas={},
+        code=what,
+        code_since_ms=since_ms,
+    )
+
+
+def saved(name: str, at_ms: int, letter: str = "a", before: TakenBefore = "deploy", epoch: int = 1) -> SavedState:
+    return SavedState(name=name, epoch=Epoch(epoch), created_ms=at_ms, code=hash_of(letter), taken_before=before)
+
+
+EPOCHS = {Epoch(4): hash_of("a"), Epoch(5): hash_of("b")}
+
+
+def test_the_first_start_and_the_same_code_change_nothing() -> None:
+    assert deploy(code(), [], {}, keep=5) == Deploy()
+    assert deploy(code(), [ran(1, code("b")), ran(2, code())], EPOCHS, keep=5) == Deploy()
+
+
+def test_other_code_saves_the_newest_whole_epoch_first() -> None:
+    found = deploy(code("b", function="2", pyspark="4.3.0"), [ran(1, code())], EPOCHS, keep=5)
+    assert found == Deploy(
+        change="code changed since epoch 5: operators totals (function), PySpark 4.2.0 → 4.3.0",
+        saves=(Save(epochs=(Epoch(5), Epoch(4)), taken_before="deploy", is_required=True),),
+    )
+
+
+def test_a_requested_restore_saves_what_it_gives_up_but_does_not_depend_on_it() -> None:
+    given_up = Save(epochs=(Epoch(5),), taken_before="restore", is_required=False)
+    begins = Save(epochs=(Epoch(4),), taken_before="deploy", is_required=True)
+    former = [ran(1, code("b"))]
+    assert deploy(code("c"), former, EPOCHS, keep=5, restored=Epoch(4)).saves == (begins, given_up)
+    assert deploy(code("a"), former, EPOCHS, keep=5, restored=Epoch(4)).saves == (given_up,), "it is its own state"
+
+
+def test_code_that_restores_the_newest_epoch_is_deployed_there() -> None:
+    """As for changed operators: stop with a savepoint, restore it with new code."""
+    found = deploy(code("c"), [ran(1, code("b"))], EPOCHS, keep=5, restored=Epoch(5))
+    assert found.saves == (Save(epochs=(Epoch(5),), taken_before="deploy", is_required=True),)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "keep", "is_per_operator", "why_not"),
+    [
+        ({}, 5, False, "there is no complete checkpoint"),
+        (EPOCHS, 0, False, "auto_savepoints is 0"),
+        (EPOCHS, 5, True, "in per-operator mode no checkpoint covers the whole flow"),
+    ],
+)
+def test_what_prevents_a_savepoint_is_said(
+    epochs: dict[Epoch, CodeHash], keep: int, why_not: str, *, is_per_operator: bool
+) -> None:
+    found = deploy(code("b"), [ran(1, code())], epochs, keep=keep, is_per_operator=is_per_operator)
+    assert found.change.startswith("code changed since ")
+    assert (found.saves, found.why_not) == ((), why_not)
+
+
+def test_code_that_was_never_recorded_counts_as_other_code() -> None:
+    found = deploy(code(), [ran(1, None)], EPOCHS, keep=5)
+    assert found.saves
+    assert "former version" in found.change
+
+
+def test_only_automatic_savepoints_are_surplus_and_the_oldest_first() -> None:
+    mine = [saved("auto-mine", 1, before=""), saved("release", 2, before="")]
+    automatic = [saved(f"auto-{number}", number, before="restore" if number % 2 else "deploy") for number in range(9)]
+    assert surplus([*reversed(automatic), *mine], keep=7) == ["auto-0", "auto-1"]
+    assert surplus([*automatic, *mine], keep=7, spared={"auto-0"}) == ["auto-1"]
+    assert surplus([*automatic, *mine], keep=9) == []
+    assert surplus([*automatic, *mine], keep=0) == []
+    assert surplus([saved("renamed", 1), *automatic], keep=9) == []
+
+
+def test_before_last_deploy_is_the_newest_of_other_code() -> None:
+    states = [
+        saved("auto-old", 1, "a"),
+        saved("auto-good", 2, "a"),
+        saved("auto-same", 3, "b"),
+        saved("auto-undone", 4, "c", before="restore"),
+        saved("own", 5, "a", before=""),
+    ]
+    assert before_last_deploy(states, hash_of("b")) == "auto-good"
+    assert before_last_deploy(states, NO_CODE) == "auto-same"
+    assert before_last_deploy(states[:2], hash_of("a")) is None
+    assert (left_by(states, hash_of("a")), left_by(states, hash_of("c"))) == ("auto-good", None)
+
+
+def test_code_that_a_restore_brought_back_was_not_deployed() -> None:
+    states = [saved("auto-first", 1, "a", epoch=4), saved("auto-good", 2, "b", epoch=7)]
+    back = msgspec.structs.replace(ran(4, code("b")), restored_epoch=Epoch(7))
+    history = [ran(1, code("a")), ran(2, code("b")), ran(3, code("c"))]
+    assert returned_to(states, history) is None
+    assert (
+        returned_to(states, [*history, back]) == returned_to(states, [*history, back, ran(5, code("b"))]) == "auto-good"
+    )
+    assert returned_to(states, [*history, back, ran(5, code("d"))]) is None, "this one was deployed"
+    assert returned_to(states, [*history, msgspec.structs.replace(back, restored_epoch=Epoch(5))]) is None
+    assert returned_to([saved("own", 3, "b", "", epoch=7)], [*history, back]) is None
+    assert returned_to(states, []) is None
+
+
+def test_the_newest_code_is_that_of_the_newest_generation() -> None:
+    assert newest_code([]) == newest_code([ran(1, code()), ran(2, None)]) == NO_CODE
+    assert newest_code([ran(1, code()), ran(2, code("b"))]) == hash_of("b")
+
+
+def test_code_is_as_old_as_its_first_generation() -> None:
+    history = [ran(1, None), ran(2, code("a"), 20), ran(3, code("b"), 30), ran(4, code("a"), 20)]
+    assert code_since(history, code("a"), 50) == 20
+    assert code_since(history, code("c"), 50) == 50
+
+
+def test_an_automatic_name_tells_time_and_epoch() -> None:
+    assert automatic_name(Epoch(12), 1_795_068_890_123) == "auto-20261119T061450Z-e12"
+
+
+def test_every_difference_has_words() -> None:
+    before = code()
+    now = msgspec.structs.replace(
+        before,
+        cutline="",
+        operators={
+            OperatorId("totals"): OperatorCode(function=hash_of("7"), declaration=hash_of("7")),
+            OperatorId("extra"): OperatorCode(function=hash_of("0"), declaration=hash_of("0")),
+        },
+        sinks={SinkId("table"): hash_of("7"), SinkId("copy"): hash_of("0")},
+    )
+    assert differences(before, now) == (
+        "operators totals (function, declaration), extra (new), numbers (removed), "
+        "sinks table (settings), copy (new), Cutline 0.1.0 → unknown"
+    )
+    assert "table (removed)" in differences(before, msgspec.structs.replace(now, sinks={}))
+    assert differences(before, msgspec.structs.replace(before, hash=hash_of("f")))

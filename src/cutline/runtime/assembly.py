@@ -21,6 +21,7 @@ from cutline.coordinator.loop import CoordinatorService
 from cutline.coordinator.ports import CoordinatorPorts
 from cutline.errors import OtherHistoryError
 from cutline.model.ids import Epoch, OperatorId
+from cutline.model.layout import Layout
 from cutline.model.restore_request import RestoreRequest
 from cutline.ports.executors import Executors
 from cutline.ports.progress import NoProgress, Progress, Step
@@ -47,6 +48,7 @@ from cutline.runtime.stores import open_stores
 from cutline.runtime.workers import WorkerFactory
 from cutline.savepoints.automatic import AutomaticSavepoints, resolved
 from cutline.savepoints.set_aside import finish, readable, set_aside
+from cutline.storage.detached import DetachedLogs
 from cutline.transport.in_process import COORDINATOR, InProcessRouter
 from cutline.transport.mailbox import LinkSettings
 from cutline.worker.operator_spec import OperatorStart
@@ -261,6 +263,7 @@ class FlowAssembly:
                 last_epoch=settled.last_epoch,
                 published=settled.published,
                 pins=settled.pins,
+                only_records=_only_records(recovered, what.layout),
             ),
         )
         return CoordinatorService(
@@ -349,6 +352,14 @@ class FlowAssembly:
             # Only the records of these epochs were downloaded: readers of the local tier would report damage.
             retained = tuple(epoch for epoch in checkpoints.epochs() if epoch in kept)
             janitor.release(ReleaseEpochs(drop=abandoned, retained=retained, open_from=retained[-1]))
+
+
+def _only_records(recovered: Recovered, layout: Layout) -> frozenset[Epoch]:
+    """Epochs that a host before this one completed, and that sinks have yet to publish: they were not downloaded."""
+    if recovered.path != "remote":
+        return frozenset()
+    logs = DetachedLogs(layout)
+    return frozenset(one.epoch for one in recovered.manifests if logs.why_not_whole(one))
 
 
 def _target(request: RestoreRequest, stores: Stores, automatic: AutomaticSavepoints) -> Epoch:

@@ -27,6 +27,7 @@ from cutline.protocol.recovery.facts import SinkFacts
 from cutline.protocol.recovery.restorable import Release, released_at
 from cutline.protocol.recovery.sink_rules import why_not_restored
 from cutline.spark_dir.source_check import check_sources
+from cutline.storage.detached import DetachedLogs
 from cutline.storage.local import LocalStore
 from cutline.storage.metadata.inspector import inspect_coordinator
 from cutline.storage.recorded_positions import recorded_positions
@@ -100,8 +101,14 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
     if asks:
         for epoch, why in _lost_input(here, store, manifests, notes):
             refusals.setdefault(epoch, []).append(why)
+    logs = DetachedLogs(here.layout)
     for one in manifests:
         refusals.setdefault(one.epoch, []).extend(_refused_by_sinks(windows, one))
+        missing = logs.why_not_whole(one)
+        if missing and options.remote:
+            notes.append(f"epoch {one.epoch} can be restored only if the remote tier has it: {missing}")
+        elif missing:
+            refusals[one.epoch].append(f"its rows in flight are not in the logs any more: {missing}")
     epochs, before = [], frozenset[str]()
     for one in manifests:
         figures, before = _figures(store, one, known, before)

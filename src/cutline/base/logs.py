@@ -79,13 +79,23 @@ class LogFile:
     flow: str | None = None
 
 
+#: What Spark's processes print.
+SPARK_OUTPUT = "cutline.spark_output"
+
+
 def configure_logging(
-    *, as_json: bool, level: int, stream: TextIO | None = None, files: Sequence[LogFile] = ()
+    *,
+    as_json: bool,
+    level: int,
+    stream: TextIO | None = None,
+    files: Sequence[LogFile] = (),
+    spark_file: LogFile | None = None,
 ) -> None:
     """For our own commands: lines on a stream (without files: standard error) and in files, as text or as JSON.
 
     The same files take what Spark's Python side logs. Without a file that is left out: py4j writes whole traces when
-    the JVM is lost, which Cutline itself reports.
+    the JVM is lost, which Cutline itself reports. ``spark_file``: takes all that Spark prints and logs, and nothing
+    else does.
     """
     handlers: list[logging.Handler] = []
     if stream is not None or not files:
@@ -94,15 +104,24 @@ def configure_logging(
         shown.setFormatter(make_formatter(as_json=as_json, in_colour=target.isatty()))
         shown.addFilter(_is_not_of_py4j)
         handlers.append(shown)
-    for file in files:
-        kept = _file_handler(file)
-        kept.setFormatter(make_formatter(as_json=as_json))
-        handlers.append(kept)
+    handlers += [_kept_in(file, as_json=as_json) for file in files]
     _direct("cutline", handlers, level)
+    apart = logging.getLogger(SPARK_OUTPUT)
+    apart.handlers[:], apart.propagate = [], True
+    if spark_file is not None:
+        handlers = [_kept_in(spark_file, as_json=as_json)]
+        _direct(SPARK_OUTPUT, handlers, level)
+    has_file = bool(files) or spark_file is not None
     for name in ("py4j", "pyspark"):
-        _direct(name, handlers, logging.WARNING if files else logging.CRITICAL)
+        _direct(name, handlers, logging.WARNING if has_file else logging.CRITICAL)
     if not logging.getLogger().handlers:  # py4j logs there too; the user's own settings stay
         logging.getLogger().handlers[:] = handlers
+
+
+def _kept_in(file: LogFile, *, as_json: bool) -> logging.Handler:
+    handler = _file_handler(file)
+    handler.setFormatter(make_formatter(as_json=as_json))
+    return handler
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from cutline.cli.asking import ask_running
+from cutline.cli.failures import UsageError
 from cutline.cli.flows_here import FlowHere, flow_here
 from cutline.cli.options import Config, EpochNumber, FlowName, Json, Storage
 from cutline.cli.places import epoch_number, is_running, kept_checkpoints
@@ -50,9 +51,10 @@ def unpin(
 def _change(
     flow: str | None, storage: str | None, config: Path | None, text: str, *, is_pinned: bool, as_json: bool
 ) -> None:
-    here, epoch = flow_here(flow, storage, config), epoch_number(text)
+    epoch = epoch_number(text)
     if epoch is None:
-        raise ConfigError(f"{text!r} is not the number of a checkpoint", next_step="see cutline checkpoints")
+        raise UsageError(f"{text!r} is not the number of a checkpoint", next_step="see cutline checkpoints")
+    here = flow_here(flow, storage, config)
     if is_running(here.layout):
         verb = "pinning" if is_pinned else "unpinning"
         ask_running(here.layout, "pin", {"epoch": epoch, "is_pinned": is_pinned}, f"{verb} epoch {epoch}")
@@ -70,7 +72,7 @@ def _change_stopped(here: FlowHere, epoch: Epoch, *, is_pinned: bool) -> None:
     try:
         known = inspect_coordinator(here.layout.metadata)
         if known.problem:
-            raise ConfigError(known.problem, next_step="start the flow, then try again", flow=here.flow)
+            raise ConfigError(known.problem, next_step=f"see cutline verify {here.flow}", flow=here.flow)
         kept = [one.epoch for one in kept_checkpoints(LocalStore.reading(here.layout))]
         if is_pinned and epoch not in kept:
             shown = ", ".join(map(str, kept)) or "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import typer
@@ -17,7 +18,7 @@ from cutline.cli.running.columns import Column, fitted
 from cutline.cli.running.status import load_status
 from cutline.cli.words import counted, span
 from cutline.config.loading import load_options
-from cutline.errors import CutlineError
+from cutline.errors import ConfigError, CutlineError
 from cutline.model.checkpoint import Manifest
 from cutline.model.layout import Layout
 from cutline.model.status import FlowStatus
@@ -57,6 +58,8 @@ class FlowSummary(msgspec.Struct, frozen=True, kw_only=True):
 def flows(storage: Storage = None, config: Config = None, as_json: Json = False) -> None:
     """Show all flows of a storage: their state, last checkpoint, lag and problems. Only reads files."""
     options = load_options({"storage": storage}, config_file=config)
+    if not Path(options.storage).exists():
+        raise ConfigError(nothing_in(options), next_step="check --storage and the working folder")
     found = [summary(layout) for layout in flows_in(options)]
     if as_json:
         typer.echo(json.dumps({"storage": options.storage, "flows": msgspec.to_builtins(found)}))
@@ -71,6 +74,9 @@ def summary(layout: Layout) -> FlowSummary:
     status, newest = None, None
     try:
         status = load_status(layout)
+    except (CutlineError, OSError) as error:
+        problems.append(str(error))
+    try:
         newest = _newest(layout)
     except (CutlineError, OSError) as error:
         problems.append(str(error))

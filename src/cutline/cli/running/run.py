@@ -20,7 +20,8 @@ from rich.text import Text
 
 from cutline.base.storage_errors import in_words
 from cutline.base.traces import cause_of
-from cutline.cli.failures import store_command_trace
+from cutline.cli.failures import UsageError, as_wrong_use, store_command_trace
+from cutline.cli.flows_here import FlowHere, layout_in
 from cutline.cli.options import Config, Settings, Storage, parse_renames
 from cutline.cli.running.live import flow_view
 from cutline.cli.running.run_options import (
@@ -47,8 +48,11 @@ from cutline.cli.running.run_options import (
 from cutline.cli.running.status import as_json_line
 from cutline.cli.signals import interrupted_by, is_command, is_starting, on_signals
 from cutline.cli.steps import Steps
+from cutline.config.addresses import parse_address
+from cutline.config.loading import load_options
+from cutline.config.options import build_options
 from cutline.config.spark_settings import SparkStart, flag_settings
-from cutline.errors import ConfigError, CutlineError, FlowDefinitionError
+from cutline.errors import CutlineError, FlowDefinitionError, RecoveryError
 from cutline.flow import Flow
 from cutline.model.ids import FlowName
 from cutline.ports.progress import Step
@@ -148,15 +152,21 @@ def run(
     shown = console if (show_view := console.is_terminal and not as_json) else None
     logs = Logging(format=log_format, file=log_file, size=log_size, keep=log_keep, as_json=as_json, show_view=show_view)
     settings = _settings({"storage": storage, "checkpoint_interval": checkpoint_interval, "mode": mode}, option or [])
+    renames = parse_renames(rename or [])
+    spark_settings = _check_line(settings, config, master, conf or [], http)
+    _check_number(files, flow, is_restored=bool(restore_to or rename or allow_dropped or rejoin))
     with contextlib.ExitStack() as running:
         with Steps("starting", list(Step), console=shown, say=logs.say) as steps:
             steps.begin(Step.FLOW, ", ".join(map(str, files)))
-            spark = _with_jvm(logs.spark_start(flag_settings(master, conf or [])), files)
+            # What is restored is checked first: that needs the flow's name, and no Java.
+            spark = _with_jvm(logs.spark_start(spark_settings), files, is_wanted=restore_to is None)
             from cutline.runtime.launch import start_flow
             from cutline.runtime.process.flows import Flows
             from cutline.runtime.process.http import serving
 
-            loaded = _load_flows(files, flow, is_restored=bool(restore_to or rename or allow_dropped or rejoin))
+            loaded = _load_flows(files, flow)
+            if restore_to is not None:
+                _check_restored(next(iter(loaded)), settings, config, restore_to)
             log = f"log: {written[0]}" if (written := logs.configure(list(loaded), settings, config)) else ""
             steps.name(log)
             flows = Flows(list(loaded))
@@ -166,7 +176,7 @@ def run(
                 settings=settings,
                 config_file=config,
                 restore_to=restore_to,
-                rename=parse_renames(rename or []),
+                rename=renames,
                 allow_dropped=allow_dropped,
                 rejoin=rejoin,
                 spark_start=spark,
@@ -178,9 +188,37 @@ def run(
         _follow(flows, shown, log, until_done=until_done, as_json=as_json)
 
 
-def _with_jvm(start: SparkStart, files: Sequence[Path]) -> SparkStart:
+def _check_line(
+    settings: Mapping[str, Any], config: Path | None, master: str | None, conf: Sequence[str], http: str | None
+) -> dict[str, str]:
+    """Refuse what is wrong before a file is read and Java started; returns the settings for Spark."""
+    with as_wrong_use():
+        build_options(settings)
+        if http is not None:
+            parse_address(http)
+        found = flag_settings(master, conf)
+    load_options(settings, config_file=config)  # with the configuration file and the environment
+    return found
+
+
+def _check_restored(name: FlowName, settings: Mapping[str, Any], config: Path | None, to: str) -> None:
+    """Raise if there is nothing of that name to restore. What is in the remote tier only, the start itself finds."""
+    from cutline.cli.history.restore import target_of
+    from cutline.cli.places import savepoints_of
+
+    options = load_options(settings, config_file=config)
+    here = FlowHere(layout=layout_in(options, name), options=options)
+    try:
+        target_of(here, savepoints_of(here), to, None)
+    except RecoveryError as error:
+        if not options.remote:
+            error.add_where(flow=name)
+            raise
+
+
+def _with_jvm(start: SparkStart, files: Sequence[Path], *, is_wanted: bool) -> SparkStart:
     """Java starts while modules are imported and the flow's file is read."""
-    if not is_command.is_set() or not all(map(Path.is_file, files)):
+    if not is_wanted or not is_command.is_set() or not all(map(Path.is_file, files)):
         return start
     from cutline.spark.session import begin_early
 
@@ -196,18 +234,21 @@ def _settings(settings: dict[str, Any], items: Sequence[str]) -> dict[str, Any]:
     for item in items:
         key, separator, value = item.partition("=")
         if not separator:
-            raise ConfigError(f"--set {item}: no value", next_step="write name=value")
+            raise UsageError(f"--set {item}: there is no value", next_step="write name=value")
         settings[key] = value
     return settings
 
 
-def _load_flows(files: Sequence[Path], name: str | None, *, is_restored: bool) -> dict[FlowName, Flow]:
-    """The flow of each file. Nothing is started if one of the files is wrong."""
+def _check_number(files: Sequence[Path], name: str | None, *, is_restored: bool) -> None:
     if len(files) > 1 and (name is not None or is_restored):
-        raise ConfigError(
+        raise UsageError(
             "--flow, --restore-to, --rename, --allow-dropped and --rejoin are for one flow",
             next_step="run that flow with a command of its own first",
         )
+
+
+def _load_flows(files: Sequence[Path], name: str | None) -> dict[FlowName, Flow]:
+    """The flow of each file. Nothing is started if one of the files is wrong."""
     found: dict[FlowName, Flow] = {}
     for file in files:
         one = load_flow(file, name)

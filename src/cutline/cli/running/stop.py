@@ -27,7 +27,11 @@ def stop(
     """Stop a running flow at a batch boundary."""
     here = flow_here(flow, storage, config)
     if not is_running(here.layout):
-        raise ConfigError("the flow does not run", next_step="continue: there is nothing to stop", flow=here.flow)
+        raise ConfigError(
+            "the flow does not run",
+            next_step="nothing is left to stop; cutline status shows it",
+            flow=here.flow,
+        )
     answer = ask_running(here.layout, "stop", {"drain": drain, "savepoint": savepoint}, "asking the flow to stop")
     with Console(stderr=True).status("waiting until it has stopped"):
         while is_running(here.layout):

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from cutline.cli.failures import as_wrong_use
 from cutline.cli.running.live import flow_view
 from cutline.cli.words import counted
 from cutline.config.options import build_options
@@ -42,7 +43,8 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
     """Run a payments pipeline, kill it, let it recover, and check every payment against the truth."""
-    build_options({"checkpoint_interval": interval, "mode": mode})  # a bad value fails here, with a clear error
+    with as_wrong_use():
+        build_options({"checkpoint_interval": interval, "mode": mode})
     folder = tempfile.mkdtemp(prefix="cutline-demo-")
     server = S3Server() if lose_host and not remote and S3Server.is_installed() else None
     if server is not None:

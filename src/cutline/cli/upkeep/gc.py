@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from cutline.cli.failures import as_wrong_use
 from cutline.cli.flows_here import flow_here
 from cutline.cli.options import Config, FlowName, Json, Storage
 from cutline.cli.words import counted, size
@@ -50,10 +51,11 @@ def gc(
     as_json: Json = False,
 ) -> None:
     """Collect what interrupted work has left and no checkpoint needs. A running flow does this itself, on request."""
+    is_number = grace.isascii() and grace.isdigit()
+    with as_wrong_use():
+        grace_ms = parse_duration_ms(float(grace) if is_number else grace, option="--grace")
     here = flow_here(flow, storage, config, remote=remote)
     layout, options = here.layout, here.options
-    is_number = grace.isascii() and grace.isdigit()
-    grace_ms = parse_duration_ms(float(grace) if is_number else grace, option="--grace")
     tier = _remote_tier(layout, options)
     with _progress(Console(stderr=True), is_shown=not as_json) as on_found:
         collected = _collect(layout, options, tier, grace_ms=grace_ms, is_dry_run=dry_run, on_found=on_found)
@@ -66,7 +68,8 @@ def gc(
 def _remote_tier(layout: Layout, options: Options) -> RemoteTier | None:
     if not options.remote:
         return None
-    return RemoteTier.open(store_at(f"{options.remote.rstrip('/')}/{layout.root.name}", options.remote_options), layout)
+    place = f"{options.remote.rstrip('/')}/{layout.root.name}"
+    return RemoteTier.open(store_at(place, options.remote_options, creates=False), layout)
 
 
 def _collect(

@@ -61,7 +61,7 @@ def sinks(
 def _details(layout: Layout) -> list[SinkDetails]:
     known = inspect_coordinator(layout.metadata)
     if known.problem:
-        raise ConfigError(known.problem, flow=layout.root.name)
+        raise ConfigError(known.problem, next_step=f"see cutline verify {layout.flow}", flow=layout.flow)
     store = LocalStore.reading(layout)
     manifests = kept_checkpoints(store)
     return sink_details(layout, store.checkpoints, store.generations.load_all(), known, manifests)
@@ -69,7 +69,9 @@ def _details(layout: Layout) -> list[SinkDetails]:
 
 def _accept(layout: Layout, flow: str, sink: SinkId) -> None:
     if is_running(layout):
-        raise ConfigError("the flow is running, so its sinks need no acceptance", flow=flow)
+        raise ConfigError(
+            "the flow is running, so its sinks need no acceptance", next_step="leave out --accept", flow=flow
+        )
     known = [one.sink for one in _details(layout)]
     if sink not in known:
         raise ConfigError(

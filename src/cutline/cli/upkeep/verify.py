@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cutline.cli import failures
 from cutline.cli.completion import complete_target
-from cutline.cli.failures import ExitCode
+from cutline.cli.failures import ExitCode, UsageError
 from cutline.cli.flows_here import flow_here, flows_in, no_flow
 from cutline.cli.options import Config, FlowName, Json, Storage
 from cutline.cli.places import epoch_number
@@ -63,7 +63,7 @@ def verify(
     """Check that checkpoints are whole. Reads only, also while the flow runs. Exit code 1: damage, 2: cannot check."""
     try:
         if which is not None and every:
-            raise ConfigError("EPOCH and --all exclude one another", next_step="give one of them")
+            raise UsageError("EPOCH and --all exclude one another", next_step="give one of them")
         flow, which = _flow_and_which(flow, which, load_options({"storage": storage}, config_file=config))
         here = flow_here(flow, storage, config, must_have_run=False)
         layout, options = here.layout, here.options
@@ -89,6 +89,11 @@ def _flow_and_which(flow: str | None, which: str | None, options: Options) -> tu
     if flow is None or which is not None:
         return flow, which
     names = [one.flow for one in flows_in(options)]
+    if flow not in names and len(names) > 1 and epoch_number(flow) is not None:
+        raise UsageError(
+            f"epoch {flow} of which flow? {options.storage} has {len(names)} flows: {', '.join(names)}",
+            next_step=f"write cutline verify FLOW {flow}",
+        )
     return (None, flow) if flow not in names and len(names) == 1 else (flow, None)
 
 
@@ -114,7 +119,7 @@ def _look(
     if remote:
         if not options.remote:
             raise ConfigError("there is no remote tier", next_step="set remote in cutline.toml or CUTLINE_REMOTE")
-        store = store_at(f"{options.remote.rstrip('/')}/{flow}", options.remote_options)
+        store = store_at(f"{options.remote.rstrip('/')}/{flow}", options.remote_options, creates=False)
         known = RemoteTier.open(store, layout).checkpoints.epochs()
         wanted = None if every else [epoch] if epoch is not None else known[-1:]
         return [], verify_copies(lambda folder: RemoteTier.open(store, folder), flow, look, wanted)

@@ -6,42 +6,67 @@ own commands render them with structlog's renderers, as text or as JSON.
 
 from __future__ import annotations
 
+import functools
 import logging
 import logging.handlers
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
-
-import structlog
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cutline.base.redaction import without_secrets
 
-_LOGFMT = structlog.processors.LogfmtRenderer(bool_as_flag=False)
+if TYPE_CHECKING:
+    import structlog
 
 
-def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+class Logger:
+    """Logs an event with its fields. Light: what renders lines is imported with the first one."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        self.log(logging.DEBUG, event, **fields)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        self.log(logging.INFO, event, **fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        self.log(logging.WARNING, event, **fields)
+
+    def error(self, event: str, /, **fields: Any) -> None:
+        self.log(logging.ERROR, event, **fields)
+
+    def log(self, level: int, event: str, /, *, exc_info: Any = None, stack_info: bool = False, **fields: Any) -> None:
+        """``exc_info``, ``stack_info``: as in Python's ``logging``."""
+        if self._logger.isEnabledFor(level):
+            text, extra = _rendered(event, fields)
+            self._logger.log(level, text, exc_info=exc_info, stack_info=stack_info, extra=extra, stacklevel=3)
+
+
+def get_logger(name: str) -> Logger:
     """The logger of a module."""
-    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        logging.getLogger(name),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        processors=[structlog.stdlib.filter_by_level, _to_logging],
-    )
-    return logger
+    return Logger(name)
 
 
-def _to_logging(logger: Any, name: str, event: structlog.typing.EventDict) -> tuple[tuple[str], dict[str, Any]]:
-    what = str(event.pop("event"))
-    keywords = {key: event.pop(key) for key in ("exc_info", "stack_info") if key in event}
-    event = {key: without_secrets(value) if isinstance(value, str) else value for key, value in event.items()}
+def _rendered(what: str, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The line for plain formatters, and what ours find in the record."""
+    fields = {key: without_secrets(value) if isinstance(value, str) else value for key, value in fields.items()}
     # A value of several lines (the text of an error) comes last, and for plain formatters after the line.
-    long = {key: value for key, value in event.items() if "\n" in str(value)}
-    short = {key: value for key, value in event.items() if key not in long}
-    line = f"{what} {_LOGFMT(logger, name, dict(short))}".rstrip()
+    long = {key: value for key, value in fields.items() if "\n" in str(value)}
+    short = {key: value for key, value in fields.items() if key not in long}
+    line = f"{what} {_logfmt()(None, '', dict(short))}".rstrip()
     text = "\n".join([line, *map(str, long.values())])
-    fields = {"event": what, **short, **long}
-    return (text,), {**keywords, "extra": {"fields": fields}}
+    return text, {"fields": {"event": what, **short, **long}}
+
+
+@functools.cache
+def _logfmt() -> Any:
+    import structlog
+
+    return structlog.processors.LogfmtRenderer(bool_as_flag=False)
 
 
 def _with_fields(logger: Any, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -52,18 +77,17 @@ def _with_fields(logger: Any, name: str, event: structlog.typing.EventDict) -> s
 
 def make_formatter(*, as_json: bool, in_colour: bool = False) -> logging.Formatter:
     """JSON: one object per line, with ``time``, ``level`` and ``event``. Otherwise text for a terminal or a file."""
+    import structlog
+
     stamp = structlog.processors.TimeStamper("%Y-%m-%dT%H:%M:%SZ", utc=True, key="time" if as_json else "timestamp")
-    render: list[Any] = [structlog.dev.ConsoleRenderer(colors=in_colour, sort_keys=False, exception_formatter=_plain)]
+    plain = structlog.dev.plain_traceback  # not rich's: it prints local variables, which may hold secrets
+    render: list[Any] = [structlog.dev.ConsoleRenderer(colors=in_colour, sort_keys=False, exception_formatter=plain)]
     if as_json:
         render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[stamp, structlog.stdlib.add_log_level, _with_fields],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
     )
-
-
-#: Not rich's: it prints local variables, which may hold secrets.
-_plain = structlog.dev.plain_traceback
 
 
 @dataclass(frozen=True, slots=True)

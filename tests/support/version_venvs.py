@@ -1,6 +1,8 @@
-"""Virtual environments with other versions of Python and PySpark, and Cutline from its wheel: as users install it.
+"""Other versions of Python and PySpark, and Cutline from its wheel: as users install it.
 
-They are kept in the user's cache folder, as each takes a minute and 700 MB: ``$XDG_CACHE_HOME/cutline-tests``.
+Another PySpark alone is a folder in front of the packages of the interpreter that runs the tests; another Python needs
+a virtual environment. Both are kept in the user's cache folder, as pip takes one to two minutes to make one, and each
+takes 500 to 700 MB: ``$XDG_CACHE_HOME/cutline-tests``.
 """
 
 from __future__ import annotations
@@ -109,16 +111,44 @@ class VersionVenv:
             yield
 
 
+def folder_with_pyspark(version: str) -> Path:
+    """A folder for PYTHONPATH that holds this PySpark and nothing else. Skips the test if pip does not find it."""
+    folder = CACHE / f"pyspark-{version}"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            skip_unless_found(sys.executable, version)
+            half = CACHE / f"{folder.name}-half"
+            shutil.rmtree(half, ignore_errors=True)
+            _pip(
+                sys.executable, ["install", "--no-deps", "--no-compile", "--target", str(half), f"pyspark=={version}.*"]
+            )
+            half.rename(folder)
+    return folder
+
+
+def unpacked_wheel(wheel: Path) -> Path:
+    """A folder for PYTHONPATH that holds what the wheel installs."""
+    folder = wheel.with_suffix(".installed")
+    _pip(sys.executable, ["install", "--no-deps", "--no-compile", "--target", str(folder), str(wheel)])
+    return folder
+
+
 def skip_unless_installable(pair: Pair) -> None:
     """Skip the test if this machine lacks the interpreter, or pip the version."""
     python = find_python(pair.python)
     if python is None:
         pytest.skip(f"there is no python{pair.python} on the path")
+    skip_unless_found(python, pair.pyspark)
+
+
+def skip_unless_found(python: str, version: str) -> None:
     known = subprocess.run(
         [python, "-m", "pip", "index", "versions", "pyspark"], capture_output=True, text=True, check=False, timeout=120
     ).stdout
-    if f" {pair.pyspark}." not in known:
-        pytest.skip(f"pip finds no PySpark {pair.pyspark}")
+    if f" {version}." not in known:
+        pytest.skip(f"pip finds no PySpark {version}")
 
 
 def _constraints() -> str:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 from cutline.cli.failures import UsageError
 from cutline.cli.flows_here import FlowHere
 from cutline.errors import CutlineError
-from cutline.model.checkpoint import Manifest
 from cutline.model.ids import Epoch
 from cutline.model.layout import Layout
-from cutline.protocol.history.known_checkpoints import of_present_history
-from cutline.runtime.lock import running_pid
-from cutline.storage.local import LocalStore
 
 if TYPE_CHECKING:
+    from cutline.model.checkpoint import Manifest
     from cutline.savepoints.store import Savepoints
+    from cutline.storage.local import LocalStore
 
 #: SQLite holds numbers of 63 bits.
 _MOST_DIGITS = 18
@@ -41,11 +39,15 @@ def savepoints_of(here: FlowHere) -> Savepoints:
 
 
 def is_running(layout: Layout) -> bool:
+    from cutline.runtime.lock import running_pid
+
     return running_pid(layout.lock) is not None
 
 
 def kept_checkpoints(store: LocalStore, unreadable: list[Epoch] | None = None) -> list[Manifest]:
     """The readable checkpoints of the flow's present history, ascending. ``unreadable`` gets those that are damaged."""
+    from cutline.protocol.history.known_checkpoints import of_present_history
+
     found = []
     for epoch in store.checkpoints.epochs():
         try:

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import typer
 
-from cutline.cli.asking import ask_running
 from cutline.cli.failures import UsageError
 from cutline.cli.flows_here import FlowHere, flow_here
 from cutline.cli.options import Config, EpochNumber, FlowName, Json, Storage
-from cutline.cli.places import epoch_number, is_running, kept_checkpoints
 from cutline.errors import ConfigError, UnknownEpochError
 from cutline.model.ids import Epoch
-from cutline.runtime.lock import FlowLock
-from cutline.storage.local import LocalStore
-from cutline.storage.metadata.inspector import inspect_coordinator
-from cutline.storage.metadata.sqlite import change_pin
 
 
 def pin(
@@ -51,6 +45,9 @@ def unpin(
 def _change(
     flow: str | None, storage: str | None, config: Path | None, text: str, *, is_pinned: bool, as_json: bool
 ) -> None:
+    from cutline.cli.asking import ask_running
+    from cutline.cli.places import epoch_number, is_running
+
     epoch = epoch_number(text)
     if epoch is None:
         raise UsageError(f"{text!r} is not the number of a checkpoint", next_step="see cutline checkpoints")
@@ -67,6 +64,12 @@ def _change(
 
 
 def _change_stopped(here: FlowHere, epoch: Epoch, *, is_pinned: bool) -> None:
+    from cutline.cli.places import kept_checkpoints
+    from cutline.runtime.lock import FlowLock
+    from cutline.storage.local import LocalStore
+    from cutline.storage.metadata.inspector import inspect_coordinator
+    from cutline.storage.metadata.sqlite import change_pin
+
     lock = FlowLock(here.layout.lock, here.flow)
     lock.acquire(is_noted=False)  # the flow is not started meanwhile
     try:

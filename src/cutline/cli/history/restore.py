@@ -9,29 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from cutline.cli.completion import complete_target
 from cutline.cli.failures import ExitCode, UsageError
 from cutline.cli.flows_here import FlowHere, flow_here
 from cutline.cli.history.moments import EXAMPLES, parse_moment, shown_moment
 from cutline.cli.options import Config, FlowName, Json, Settings, Storage, parse_renames
-from cutline.cli.places import damage_note, epoch_number, is_running, kept_checkpoints, savepoints_of
 from cutline.cli.words import local
 from cutline.errors import ConfigError, RecoveryError
 from cutline.model.ids import Epoch
 from cutline.model.layout import Layout
 from cutline.model.restore_request import RestoreRequest
-from cutline.model.status import OperatorFate
-from cutline.storage.local import LocalStore
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from cutline.cli.history.preview import Previewed, Target
     from cutline.cli.history.report import RestoreReport
     from cutline.cli.history.restore_now import Successor
     from cutline.flow import Flow
+    from cutline.model.status import OperatorFate
     from cutline.savepoints.store import Savepoints
 
 
@@ -90,6 +87,8 @@ def restore(
     exit code is 1. Operators are matched by name and by --rename. New ones start without state; operators that the flow
     no longer has are left behind only with --allow-dropped.
     """
+    from cutline.cli.places import savepoints_of
+
     _check_options(now=now, run=run, no_start=no_start, dry_run=dry_run, option=option)
     moment, renames = _check_target(to, at, cancel=cancel), parse_renames(rename or [])
     here = flow_here(flow, storage, config)
@@ -133,6 +132,8 @@ def _withdraw(here: FlowHere, *, as_json: bool) -> None:
 
 
 def _refuse_running(here: FlowHere) -> None:
+    from cutline.cli.places import is_running
+
     if is_running(here.layout):
         raise ConfigError(
             "the flow runs",
@@ -193,6 +194,8 @@ def _with_moment(report: RestoreReport, moment: datetime.datetime | None) -> Res
 
 
 def _show(report: RestoreReport, *, as_json: bool) -> None:
+    from rich.console import Console
+
     from cutline.cli.history.report import lines_of
 
     if as_json:
@@ -217,6 +220,9 @@ def _store_request(layout: Layout, request: RestoreRequest) -> None:
 
 def operators_table(fates: list[OperatorFate]) -> Table:
     """What the restore does with every operator."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table()
     for name in ("operator", "now", "what happens", "note"):
         table.add_column(name, overflow="fold")  # --rename needs the names: they are never cut off
@@ -227,6 +233,8 @@ def operators_table(fates: list[OperatorFate]) -> Table:
 
 def _others(flow: str, epochs: list[Epoch], unreadable: list[Epoch]) -> str:
     """What can be restored instead of an epoch that is not available."""
+    from cutline.cli.places import damage_note
+
     few = epochs[-_EPOCHS_NAMED:]
     shown = f"{'…, ' if len(few) < len(epochs) else ''}{', '.join(map(str, few))}"
     choice = f"choose one of {shown} (cutline checkpoints shows all), or a savepoint" if few else ""
@@ -242,7 +250,9 @@ def _now() -> datetime.datetime:
 def target_of(here: FlowHere, savepoints: Savepoints, to: str | None, moment: datetime.datetime | None) -> Target:
     """What a person names: exactly one of the two. Raises RecoveryError and UnknownSavepointError."""
     from cutline.cli.history.preview import Target
+    from cutline.cli.places import damage_note, epoch_number, kept_checkpoints
     from cutline.savepoints.automatic import resolved
+    from cutline.storage.local import LocalStore
 
     store = LocalStore.reading(here.layout)
     unreadable = list[Epoch]()

@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from cutline.base.storage_errors import in_words
 from cutline.base.traces import cause_of
 from cutline.cli.failures import UsageError, as_wrong_use, store_command_trace
 from cutline.cli.flows_here import FlowHere, layout_in
 from cutline.cli.options import Config, Settings, Storage, parse_renames
-from cutline.cli.running.live import flow_view
 from cutline.cli.running.run_options import (
     AllowDropped,
     AsJson,
@@ -45,19 +41,18 @@ from cutline.cli.running.run_options import (
     RestoreTo,
     UntilDone,
 )
-from cutline.cli.running.status import as_json_line
 from cutline.cli.signals import interrupted_by, is_command, is_starting, on_signals
-from cutline.cli.steps import Steps
 from cutline.config.addresses import parse_address
 from cutline.config.loading import load_options
 from cutline.config.options import build_options
 from cutline.config.spark_settings import SparkStart, flag_settings
 from cutline.errors import CutlineError, FlowDefinitionError, RecoveryError
-from cutline.flow import Flow
 from cutline.model.ids import FlowName
-from cutline.ports.progress import Step
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from cutline.flow import Flow
     from cutline.runtime.handle import RunningFlow
     from cutline.runtime.process.flows import Flows
 
@@ -69,6 +64,8 @@ _FIRST_BATCH_SECONDS = 20.0
 
 def load_flow(path: Path, name: str | None) -> Flow:
     """The flow that a Python file defines. Raises FlowDefinitionError, with file and line, for whatever is wrong."""
+    from cutline.flow import Flow
+
     with in_words(path=path):
         if not path.exists():
             raise FlowDefinitionError(
@@ -147,6 +144,11 @@ def run(
     A second Ctrl-C or SIGTERM does not wait for that boundary. Of several flows each fails by itself: the others go on,
     and the exit code at the end is 1.
     """
+    from rich.console import Console
+
+    from cutline.cli.steps import Steps
+    from cutline.ports.progress import Step
+
     is_starting.set()
     console = Console(file=sys.stderr)
     shown = console if (show_view := console.is_terminal and not as_json) else None
@@ -273,6 +275,8 @@ class _View:
     """The live view of all flows; without a console it shows nothing."""
 
     def __init__(self, flows: Flows, console: Console | None, footer: str) -> None:
+        from rich.live import Live
+
         self._flows = flows
         self._footer = footer
         self._live = None
@@ -290,6 +294,11 @@ class _View:
 
     def show(self, note: str = "") -> None:
         """``note``: what a person can do; empty: the flows have ended. The reason is told after the view."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from cutline.cli.running.live import flow_view
+
         if self._live is None:
             return
         statuses = self._flows.statuses()
@@ -309,6 +318,8 @@ def _has_run(flows: Flows) -> bool:
 
 def _follow(flows: Flows, console: Console | None, log: str, *, until_done: bool, as_json: bool) -> None:
     """Wait until the flows are done, end or are interrupted; ``console``: for a live view; None: no live view."""
+    from cutline.cli.running.status import as_json_line
+
     interrupted = threading.Event()
     on_signals(lambda _: interrupted.set())
     begun = time.monotonic()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
-from rich.console import Console
 
 from cutline.cli.flows_here import flow_here, no_flow
 from cutline.cli.options import Config, FlowName, Json, Storage
-from cutline.cli.running.live import flow_view
 from cutline.errors import CutlineError, DamagedRecordError
 from cutline.model.layout import Layout
-from cutline.model.status import FlowStatus
-from cutline.runtime.lock import is_copied
+
+if TYPE_CHECKING:
+    from cutline.model.status import FlowStatus
 
 
 def status(
@@ -25,6 +25,10 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the status of a flow: operators, channels, sinks, checkpoints. Only reads files."""
+    from rich.console import Console
+
+    from cutline.cli.running.live import flow_view
+
     here = flow_here(flow, storage, config, must_have_run=False)
     loaded = load_status(here.layout)
     if loaded is None:
@@ -37,6 +41,9 @@ def status(
 
 def load_status(layout: Layout) -> FlowStatus | None:
     """The status that the flow wrote last, its state corrected if its process is gone; None: it wrote none."""
+    from cutline.model.status import FlowStatus
+    from cutline.runtime.lock import is_copied
+
     path = layout.status
     if not path.exists():
         return None

@@ -134,6 +134,31 @@ def test_a_wrong_line_is_refused_before_the_file_is_run_and_java_started(cli: Co
         (home / "flow.py").unlink()
 
 
+def test_java_that_does_not_start_is_no_bug(cli: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(
+        "import cutline\n"
+        "flow = cutline.Flow('javaless')\n"
+        "@flow.operator()\n"
+        "def rows(spark):\n"
+        "    return spark.readStream.format('rate').load()\n"
+        "flow.sink(rows, cutline.sinks.Parquet('out'))\n"
+    )
+    told = cli.run("run", "flow.py", folder=tmp_path, JAVA_HOME="/none", CUTLINE_STORAGE=str(tmp_path / "storage"))
+    assert told.code == ExitCode.FAILED, told
+    *steps, error = told.err.splitlines()
+    assert all(line.startswith("starting: ") for line in steps), "no raw lines"
+    assert error.startswith("error: Java cannot be started: /none/bin/java: No such file") and "cutline doctor" in error
+    assert "/none/bin/java" in (tmp_path / "storage/javaless/traces/spark.log").read_text()
+
+
+def test_completion_is_for_the_shell_that_runs_it(cli: CommandLine, tmp_path: Path) -> None:
+    """Typer would ignore the word, and install."""
+    for option in ("--install-completion", "--show-completion"):
+        told = cli.run(option, "nosuchshell", HOME=str(tmp_path))
+        assert told.code == ExitCode.WRONG_USE and f"{option} takes no argument" in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_command_is_left_out() -> None:
     def named(commands: tuple[str, ...]) -> set[str]:
         return {name for name in command_names(app) if any(f"{one} ".startswith(f"{name} ") for one in commands)}

@@ -128,6 +128,9 @@ def test_a_wrong_line_is_refused_before_the_file_is_run_and_java_started(cli: Co
             told = cli.run("run", "flow.py", "--restore-to", target, CUTLINE_STORAGE="storage", JAVA_HOME="/none")
             assert told.code == ExitCode.FAILED, told
             assert target in told.err and "Next: " in told.err and "Java" not in told.err
+        for target in ("99", "nosuch", "before-last-deploy"):  # the flow has never run
+            told = cli.run("run", "flow.py", "--restore-to", target, CUTLINE_STORAGE="fresh", JAVA_HOME="/none")
+            assert told.code == ExitCode.FAILED and "path=" not in told.err and "Java" not in told.err, told
         told = cli.run("run", "flow.py", CUTLINE_STORAGE="storage", CUTLINE_MODE="quick")
         assert told.code == ExitCode.FAILED and "CUTLINE_MODE" in told.err and "it runs" not in told.out
     finally:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,48 +147,73 @@ def run(
     """
     from rich.console import Console
 
-    from cutline.cli.steps import Steps
-    from cutline.ports.progress import Step
-
     is_starting.set()
     console = Console(file=sys.stderr)
     shown = console if (show_view := console.is_terminal and not as_json) else None
     logs = Logging(format=log_format, file=log_file, size=log_size, keep=log_keep, as_json=as_json, show_view=show_view)
     settings = _settings({"storage": storage, "checkpoint_interval": checkpoint_interval, "mode": mode}, option or [])
-    renames = parse_renames(rename or [])
-    spark_settings = _check_line(settings, config, master, conf or [], http)
-    _check_number(files, flow, is_restored=bool(restore_to or rename or allow_dropped or rejoin))
+    restore = {
+        "restore_to": restore_to,
+        "rename": parse_renames(rename or []),
+        "allow_dropped": allow_dropped,
+        "rejoin": rejoin,
+    }
+    spark = logs.spark_start(_check_line(settings, config, master, conf or [], http))
+    _check_number(files, flow, is_restored=any(restore.values()))
+    line = _Line(files=files, flow=flow, settings=settings, config=config, restore=restore, spark=spark, http=http)
     with contextlib.ExitStack() as running:
-        with Steps("starting", list(Step), console=shown, say=logs.say) as steps:
-            steps.begin(Step.FLOW, ", ".join(map(str, files)))
-            # What is restored is checked first: that needs the flow's name, and no Java.
-            spark = _with_jvm(logs.spark_start(spark_settings), files, is_wanted=restore_to is None)
-            from cutline.runtime.launch import start_flow
-            from cutline.runtime.process.flows import Flows
-            from cutline.runtime.process.http import serving
-
-            loaded = _load_flows(files, flow)
-            if restore_to is not None:
-                _check_restored(next(iter(loaded)), settings, config, restore_to)
-            log = f"log: {written[0]}" if (written := logs.configure(list(loaded), settings, config)) else ""
-            steps.name(log)
-            flows = Flows(list(loaded))
-            launch = functools.partial(
-                start_flow,
-                spark=None,
-                settings=settings,
-                config_file=config,
-                restore_to=restore_to,
-                rename=renames,
-                allow_dropped=allow_dropped,
-                rejoin=rejoin,
-                spark_start=spark,
-                progress=steps,
-            )
-            running.enter_context(_logged_stderr(is_wanted=show_view))
-            running.enter_context(serving(flows, http))
-            _start_all(flows, {name: functools.partial(launch, one) for name, one in loaded.items()})
+        flows, log = _started(line, logs, shown, running)
         _follow(flows, shown, log, until_done=until_done, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A command line without mistakes."""
+
+    files: Sequence[Path]
+    flow: str | None
+    settings: dict[str, Any]
+    config: Path | None
+    #: The arguments of a start that restores.
+    restore: Mapping[str, Any]
+    spark: SparkStart
+    http: str | None
+
+
+def _started(line: _Line, logs: Logging, shown: Console | None, running: contextlib.ExitStack) -> tuple[Flows, str]:
+    """The flows, and where the log is. ``running``: ends what runs beside them."""
+    from cutline.cli.steps import Steps
+    from cutline.ports.progress import Step
+
+    with Steps("starting", list(Step), console=shown, say=logs.say) as steps:
+        steps.begin(Step.FLOW, ", ".join(map(str, line.files)))
+        restore_to = line.restore["restore_to"]
+        # What is restored is checked first: that needs the flow's name, and no Java.
+        spark = _with_jvm(line.spark, line.files, is_wanted=restore_to is None)
+        from cutline.runtime.launch import start_flow
+        from cutline.runtime.process.flows import Flows
+        from cutline.runtime.process.http import serving
+
+        loaded = _load_flows(line.files, line.flow)
+        if restore_to is not None:
+            _check_restored(next(iter(loaded)), line.settings, line.config, restore_to)
+        written = logs.configure(list(loaded), line.settings, line.config)
+        log = f"log: {written[0]}" if written else ""
+        steps.name(log)
+        flows = Flows(list(loaded))
+        launch = functools.partial(
+            start_flow,
+            spark=None,
+            settings=line.settings,
+            config_file=line.config,
+            spark_start=spark,
+            progress=steps,
+            **line.restore,
+        )
+        running.enter_context(_logged_stderr(is_wanted=shown is not None))
+        running.enter_context(serving(flows, line.http))
+        _start_all(flows, {name: functools.partial(launch, one) for name, one in loaded.items()})
+    return flows, log
 
 
 def _check_line(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
+    from cutline.testing.servers.s3 import S3Server
+
 #: The input lasts this long, plus a fixed time per kill, so that every kill interrupts work.
 _INPUT_SECONDS = 20.0
 _SECONDS_PER_KILL = 4.0
@@ -46,17 +48,13 @@ def demo(
     from cutline.cli.running.live import flow_view
     from cutline.demo.run import run_demo
     from cutline.demo.settings import DemoSettings
-    from cutline.testing.servers.s3 import S3Server
 
     with as_wrong_use():
         build_options({"checkpoint_interval": interval, "mode": mode})
     folder = tempfile.mkdtemp(prefix="cutline-demo-")
-    server = S3Server() if lose_host and not remote and S3Server.is_installed() else None
-    if server is not None:
-        server.start()
-        remote = f"{server.url}/demo"
-    elif lose_host and not remote:
-        remote = f"{folder}/remote"
+    server = _server() if lose_host and not remote else None
+    if lose_host and not remote:
+        remote = f"{server.url}/demo" if server is not None else f"{folder}/remote"
     settings = DemoSettings(
         folder=folder,
         rows=rows,
@@ -87,6 +85,16 @@ def demo(
         _verdict(console, report)
     if not report["ok"]:
         raise typer.Exit(1)
+
+
+def _server() -> S3Server | None:
+    """A real S3 server, if it is installed."""
+    from cutline.testing.servers.s3 import S3Server
+
+    server = S3Server() if S3Server.is_installed() else None
+    if server is not None:
+        server.start()
+    return server
 
 
 def _announced(console: Console, rows: int, kills: int) -> Live:

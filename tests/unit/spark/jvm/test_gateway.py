@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,13 @@ from cutline.spark.jvm.gateway import launch_jvm
 
 #: PySpark does not close the pipe to a JVM that has not started.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+
+@pytest.fixture(autouse=True)
+def _ends_what_pyspark_leaves() -> Iterator[None]:
+    """Here, and not in a later test."""
+    yield
+    gc.collect()
 
 
 @pytest.mark.parametrize(

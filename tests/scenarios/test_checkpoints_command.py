@@ -246,6 +246,9 @@ def test_a_flow_without_checkpoints(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_all_flows_of_a_storage(tmp_path: Path, cli: Cli) -> None:
+    with pytest.raises(ConfigError, match="which does not exist"):
+        cli("flows")
+    (tmp_path / "storage").mkdir()
     assert "there is no flow in" in cli("flows")
     with up(tmp_path) as flow:
         flow.wait(flow.layout.status.exists)
@@ -284,7 +287,7 @@ def test_a_damaged_flow_does_not_hide_the_others(tmp_path: Path, cli: Cli) -> No
     (tmp_path / "storage" / "broken").mkdir()
     (tmp_path / "storage" / "broken" / "status.json").write_text("{")
     (broken, fine) = cli("flows", "--json")["flows"]
-    assert "is not a status" in broken["problems"][0]
+    assert "the status cannot be read" in broken["problems"][0]
     assert fine["last_epoch"] == 1
 
 

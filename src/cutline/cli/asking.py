@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
-from cutline.cli.places import is_running
 from cutline.errors import ConfigError
 from cutline.model.layout import Layout
-from cutline.transport.request_files import ask
 
 _ANSWER_SECONDS = 600.0
 
 
 def ask_running(layout: Layout, kind: str, arguments: dict[str, Any], what: str) -> dict[str, Any]:
     """Send a request to the running flow, and show a spinner while waiting; ``what``: beside the spinner."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from cutline.cli.places import is_running
+    from cutline.transport.request_files import ask
 
     def check_running() -> None:
         if not is_running(layout):

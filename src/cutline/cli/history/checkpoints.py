@@ -108,7 +108,11 @@ def _print(console: Console, past: Past, *, is_wide: bool) -> None:
     from cutline.base.clock import now_ms
 
     if not past.epochs:
-        console.print(Text(f"flow {past.flow} has no complete checkpoint yet"))
+        console.print(
+            Text(f"flow {past.flow} has no complete checkpoint {'that can be read' if past.damaged else 'yet'}")
+        )
+        for note in past.notes:
+            console.print(Text(f"note: {note}"), soft_wrap=True)
         return
     at_ms = now_ms()
     columns = [one for one in _columns(at_ms) if is_wide or not one.is_wide]

@@ -13,7 +13,7 @@ from cutline.base import records
 from cutline.base.clock import now_ms
 from cutline.base.redaction import without_secrets
 from cutline.cli.flows_here import FlowHere
-from cutline.cli.places import is_running, kept_checkpoints
+from cutline.cli.places import damage_note, is_running, kept_checkpoints
 from cutline.cli.words import counted, iso, span
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.factory import retention_policy
@@ -27,6 +27,7 @@ from cutline.protocol.recovery.facts import SinkFacts
 from cutline.protocol.recovery.restorable import Release, released_at
 from cutline.protocol.recovery.sink_rules import why_not_restored
 from cutline.spark_dir.source_check import check_sources
+from cutline.storage.checkpoints import LocalCheckpointStore
 from cutline.storage.detached import DetachedLogs
 from cutline.storage.local import LocalStore
 from cutline.storage.metadata.inspector import inspect_coordinator
@@ -76,6 +77,8 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     flow: str
     is_running: bool
     epochs: list[PastEpoch]
+    #: Checkpoints whose manifest cannot be read; ``cutline verify`` says why.
+    damaged: list[Epoch]
     #: What could not be found out.
     notes: list[str]
 
@@ -86,12 +89,16 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
     store, known = LocalStore.reading(here.layout), inspect_coordinator(here.layout.metadata)
     if known.problem:
         notes.append(known.problem)
-    manifests = kept_checkpoints(store)
+    unreadable = list[Epoch]()
+    manifests = kept_checkpoints(store, unreadable)
+    if unreadable:
+        notes.append(damage_note(here.flow, unreadable))
     options, windows = here.options, list[RewindWindow]()
     if asks and is_up:
         options, windows = _limits(here, notes)
-    elif asks and manifests:
-        windows = last_limits(here, known.published, notes)
+    elif not is_up and manifests:
+        options = _last_options(here, store, notes)
+        windows = last_limits(here, known.published, notes) if asks else []
     keeping = sorted(one.sink for one in windows if one.on_rollback == "keep")
     notes += [
         f"a restore does not rewind sink {sink}: rows after the checkpoint are published again" for sink in keeping
@@ -111,7 +118,7 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
             refusals[one.epoch].append(f"its rows in flight are not in the logs any more: {missing}")
     epochs, before = [], frozenset[str]()
     for one in manifests:
-        figures, before = _figures(store, one, known, before)
+        figures, before = _figures(store.checkpoints, one, known, before)
         if not figures.is_whole:
             notes.append(f"records of epoch {one.epoch} cannot be read: see cutline verify {here.flow} {one.epoch}")
         release = released.get(one.epoch)
@@ -136,7 +143,8 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
                 limited_by=_limited_by(one, options, known, release),
             )
         )
-    return Past(flow=here.flow, is_running=is_up, epochs=epochs, notes=list(dict.fromkeys(notes)))
+    notes = list(dict.fromkeys(notes))
+    return Past(flow=here.flow, is_running=is_up, epochs=epochs, damaged=unreadable, notes=notes)
 
 
 def _limited_by(manifest: Manifest, options: Options, known: CoordinatorRecords, release: Release | None) -> str:
@@ -157,6 +165,11 @@ def rung_name(every_ms: int) -> str:
     return f"one per {names[every_ms]}" if every_ms in names else f"one in {span(every_ms)}"
 
 
+def size_of(checkpoints: LocalCheckpointStore, manifest: Manifest) -> int:
+    """All that a restore reads, as far as the records of the operators can be read."""
+    return _figures(checkpoints, manifest, CoordinatorRecords(), frozenset())[0].size_bytes
+
+
 class _Figures(NamedTuple):
     size_bytes: int
     new_bytes: int
@@ -169,14 +182,14 @@ class _Figures(NamedTuple):
 
 
 def _figures(
-    store: LocalStore, manifest: Manifest, known: CoordinatorRecords, before: frozenset[str]
+    checkpoints: LocalCheckpointStore, manifest: Manifest, known: CoordinatorRecords, before: frozenset[str]
 ) -> tuple[_Figures, frozenset[str]]:
     """Sizes and rows, and the content of the checkpoint, by hash. ``before``: of the checkpoint before it."""
     flights = [one for cut in manifest.channels.values() for one in cut.in_flight.values()]
     own_bytes = sum(one.size_bytes or 0 for one in flights)
     files, rows, published, is_whole = dict[str, int](), dict[str, int](), 0, True
     for operator, cut in manifest.operators.items():
-        record = _record(store, manifest, operator)
+        record = _record(checkpoints, manifest, operator)
         if record is None:
             is_whole = False
             continue
@@ -198,10 +211,10 @@ def _figures(
     return figures, frozenset(files)
 
 
-def _record(store: LocalStore, manifest: Manifest, operator: OperatorId) -> OperatorRecord | None:
+def _record(checkpoints: LocalCheckpointStore, manifest: Manifest, operator: OperatorId) -> OperatorRecord | None:
     """None: it is damaged, or has just been released; ``cutline verify`` tells which."""
     try:
-        return store.checkpoints.load_record(manifest, operator)
+        return checkpoints.load_record(manifest, operator)
     except (CutlineError, OSError):
         return None
 
@@ -239,13 +252,29 @@ def _limits(here: FlowHere, notes: list[str]) -> tuple[Options, list[RewindWindo
     try:
         answer = ask(here.layout.requests, "restore_limits", {}, seconds=_ANSWER_SECONDS, wait=check_running)
         limits = msgspec.convert(answer, RestoreLimits)
-        known = {key: value for key, value in limits.options.items() if key in here.options.__struct_fields__}
-        options = msgspec.structs.replace(here.options, **known)
+        options = _with_recorded(here.options, limits)
     except (CutlineError, OSError, msgspec.MsgspecError) as error:
         notes.append(f"the running flow could not be asked how far its sinks can be rewound: {error}")
         return here.options, []
     notes += [f"sink {one.sink} could not be asked: {one.problem}" for one in limits.sinks if one.problem]
     return options, limits.sinks
+
+
+def _with_recorded(options: Options, limits: RestoreLimits) -> Options:
+    """The options, with those that the flow ran with."""
+    known = {key: value for key, value in limits.options.items() if key in options.__struct_fields__}
+    return msgspec.structs.replace(options, **known)
+
+
+def _last_options(here: FlowHere, store: LocalStore, notes: list[str]) -> Options:
+    """Those that a stopped flow ran with last: a shell need not have the options that its service has."""
+    began_ms = max((one.started_ms for one in store.generations.load_all()), default=0)
+    with contextlib.suppress(CutlineError, OSError):
+        limits = records.load(RESTORE_LIMITS, here.layout.restore_limits, RestoreLimits, flow=here.flow)
+        if limits.at_ms >= began_ms:
+            return _with_recorded(here.options, limits)
+    notes.append("with which options the flow ran last is not known: the times are by the options of this command")
+    return here.options
 
 
 def last_limits(here: FlowHere, published: Mapping[SinkId, Epoch], notes: list[str]) -> list[RewindWindow]:
@@ -296,7 +325,7 @@ def _lost_input(
         live = here.layout.spark_checkpoint_dir(operator, newest.spark_dirs[operator])
 
         def problem(manifest: Manifest, operator: OperatorId = operator, live: Path = live) -> str:
-            record = _record(store, manifest, operator)
+            record = _record(store.checkpoints, manifest, operator)
             if record is None:
                 return ""
             report = check_sources(guard, recorded_positions(record, here.layout), live)

@@ -14,10 +14,10 @@ from cutline.base import records
 from cutline.base.clock import now_ms
 from cutline.base.redaction import without_secrets
 from cutline.cli.flows_here import FlowHere
-from cutline.cli.history.past import last_limits
+from cutline.cli.history.past import last_limits, size_of
 from cutline.cli.history.report import EstimateReport, RestoreReport, SinkReport, SourceReport
 from cutline.cli.places import is_running
-from cutline.cli.running.status import load_status
+from cutline.cli.running.status import status_if_readable
 from cutline.cli.words import iso
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import CutlineError, MissingObject, StoreError
@@ -115,7 +115,7 @@ def preview_of(
     """Asks the sources and, if the flow runs, its sinks. ``code``: what would be started; None: not known."""
     is_up, notes = is_running(here.layout), _requested_before(here.layout)
     stored = _stored(here, savepoints, target)
-    status = load_status(here.layout)
+    status = status_if_readable(here.layout, notes)
     operators: Mapping[str, OperatorStatus] = status.operators if status is not None else {}
     answers = _answers(here, stored, notes, is_up=is_up)
     graph = _graph(here.layout, stored, request, answers.sinks, code)
@@ -157,7 +157,7 @@ def preview_of(
         estimate=_estimate_report(found),
         is_compared_with_code=code is not None,
         notes=[*dict.fromkeys([*notes, *(without_secrets(one) for one in decision.problems)])],
-        **_checkpoint(stored.target),
+        **_checkpoint(stored),
         **_decided(decision),
     )
     return Previewed(report=report, decision=decision)
@@ -170,14 +170,15 @@ def _requested_before(layout: Layout) -> list[str]:
     return [f"a restore to {before.to} is requested already, and the next start does it; --cancel withdraws it"]
 
 
-def _checkpoint(manifest: Manifest) -> dict[str, Any]:
+def _checkpoint(stored: _Stored) -> dict[str, Any]:
+    manifest = stored.target
     return {
         "epoch": manifest.epoch,
         "completed": iso(manifest.completed_ms),
         "completed_ms": manifest.completed_ms,
         "age_ms": max(now_ms() - manifest.completed_ms, 0),
         "code": manifest.code,
-        "size_bytes": sum(cut.size_bytes for cut in manifest.operators.values()),
+        "size_bytes": size_of(stored.checkpoints, manifest),
     }
 
 
@@ -270,7 +271,8 @@ def _content_check(
 
 def _remote_epochs(here: FlowHere, notes: list[str]) -> frozenset[Epoch]:
     try:
-        store = store_at(f"{here.options.remote.rstrip('/')}/{here.flow}", here.options.remote_options)
+        place = f"{here.options.remote.rstrip('/')}/{here.flow}"
+        store = store_at(place, here.options.remote_options, creates=False)
         return frozenset(RemoteCheckpoints(store, here.layout).epochs())
     except (StoreError, OSError) as error:
         notes.append(without_secrets(f"the remote tier does not answer: {error}"))

@@ -9,28 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from cutline.cli.completion import complete_target
-from cutline.cli.failures import ExitCode
+from cutline.cli.failures import ExitCode, UsageError
 from cutline.cli.flows_here import FlowHere, flow_here
 from cutline.cli.history.moments import EXAMPLES, parse_moment, shown_moment
 from cutline.cli.options import Config, FlowName, Json, Settings, Storage, parse_renames
-from cutline.cli.places import epoch_number, is_running, kept_checkpoints, savepoints_of
 from cutline.cli.words import local
 from cutline.errors import ConfigError, RecoveryError
+from cutline.model.ids import Epoch
 from cutline.model.layout import Layout
 from cutline.model.restore_request import RestoreRequest
-from cutline.model.status import OperatorFate
-from cutline.storage.local import LocalStore
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from cutline.cli.history.preview import Previewed, Target
     from cutline.cli.history.report import RestoreReport
     from cutline.cli.history.restore_now import Successor
     from cutline.flow import Flow
+    from cutline.model.status import OperatorFate
     from cutline.savepoints.store import Savepoints
 
 
@@ -89,7 +87,10 @@ def restore(
     exit code is 1. Operators are matched by name and by --rename. New ones start without state; operators that the flow
     no longer has are left behind only with --allow-dropped.
     """
+    from cutline.cli.places import savepoints_of
+
     _check_options(now=now, run=run, no_start=no_start, dry_run=dry_run, option=option)
+    moment, renames = _check_target(to, at, cancel=cancel), parse_renames(rename or [])
     here = flow_here(flow, storage, config)
     if cancel:
         _withdraw(here, as_json=as_json)
@@ -97,9 +98,8 @@ def restore(
     if not (now or dry_run):
         _refuse_running(here)
     savepoints = savepoints_of(here)
-    moment = parse_moment(at, now=_now()) if at is not None else None
-    target = _target(here, savepoints, to, moment)
-    request = RestoreRequest(to=target.to, rename=parse_renames(rename or []), allow_dropped=allow_dropped)
+    target = target_of(here, savepoints, to, moment)
+    request = RestoreRequest(to=target.to, rename=renames, allow_dropped=allow_dropped)
     from cutline.cli.history import restore_now
 
     successor = restore_now.Successor.of(here, run, option or [], config) if now and not no_start else None
@@ -132,6 +132,8 @@ def _withdraw(here: FlowHere, *, as_json: bool) -> None:
 
 
 def _refuse_running(here: FlowHere) -> None:
+    from cutline.cli.places import is_running
+
     if is_running(here.layout):
         raise ConfigError(
             "the flow runs",
@@ -142,9 +144,17 @@ def _refuse_running(here: FlowHere) -> None:
 
 def _check_options(*, now: bool, run: Path | None, no_start: bool, dry_run: bool, option: list[str] | None) -> None:
     if not now and (run is not None or no_start or option) and not dry_run:
-        raise ConfigError("--run, --no-start and --set are for --now", next_step="add --now, or leave them out")
+        raise UsageError("--run, --no-start and --set are for --now", next_step="add --now, or leave them out")
     if no_start and (run is not None or option):
-        raise ConfigError("--no-start runs nothing", next_step="leave out --run and --set")
+        raise UsageError("--no-start runs nothing", next_step="leave out --run and --set")
+
+
+def _check_target(to: str | None, at: str | None, *, cancel: bool) -> datetime.datetime | None:
+    """The moment of --at. Exactly one target is given."""
+    if not cancel and (to is None) == (at is None):
+        problem = "there is no target" if to is None else "there are two targets"
+        raise UsageError(f"{problem}: --to EPOCH, --to SAVEPOINT or --at TIME", next_step="give exactly one of them")
+    return parse_moment(at, now=_now()) if at is not None else None
 
 
 def _error(previewed: Previewed) -> Exception:
@@ -184,6 +194,8 @@ def _with_moment(report: RestoreReport, moment: datetime.datetime | None) -> Res
 
 
 def _show(report: RestoreReport, *, as_json: bool) -> None:
+    from rich.console import Console
+
     from cutline.cli.history.report import lines_of
 
     if as_json:
@@ -208,50 +220,61 @@ def _store_request(layout: Layout, request: RestoreRequest) -> None:
 
 def operators_table(fates: list[OperatorFate]) -> Table:
     """What the restore does with every operator."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table()
-    for name in ("operator", "was", "now", ""):
+    for name in ("operator", "now", "what happens", "note"):
         table.add_column(name, overflow="fold")  # --rename needs the names: they are never cut off
     for one in fates:
-        table.add_row(*map(Text, (one.fate, one.was or "", one.now or "", one.note)))
+        table.add_row(*map(Text, (one.was or "–", one.now or "–", one.fate, one.note)))
     return table
+
+
+def _others(flow: str, epochs: list[Epoch], unreadable: list[Epoch]) -> str:
+    """What can be restored instead of an epoch that is not available."""
+    from cutline.cli.places import damage_note
+
+    few = epochs[-_EPOCHS_NAMED:]
+    shown = f"{'…, ' if len(few) < len(epochs) else ''}{', '.join(map(str, few))}"
+    choice = f"choose one of {shown} (cutline checkpoints shows all), or a savepoint" if few else ""
+    damage = damage_note(flow, unreadable) if unreadable else ""
+    none = "no checkpoint is available; a savepoint may be: cutline savepoint list"
+    return "; ".join(filter(None, (damage, choice))) or none
 
 
 def _now() -> datetime.datetime:
     return datetime.datetime.now(tz=datetime.UTC)
 
 
-def _target(here: FlowHere, savepoints: Savepoints, to: str | None, moment: datetime.datetime | None) -> Target:
+def target_of(here: FlowHere, savepoints: Savepoints, to: str | None, moment: datetime.datetime | None) -> Target:
+    """What a person names: exactly one of the two. Raises RecoveryError and UnknownSavepointError."""
     from cutline.cli.history.preview import Target
+    from cutline.cli.places import damage_note, epoch_number, kept_checkpoints
     from cutline.savepoints.automatic import resolved
+    from cutline.storage.local import LocalStore
 
     store = LocalStore.reading(here.layout)
-    kept = kept_checkpoints(store)
+    unreadable = list[Epoch]()
+    kept = kept_checkpoints(store, unreadable)
     codes = {manifest.epoch: manifest.code for manifest in kept}
-    if moment is not None and to is None:
+    if moment is not None:
         limit_ms = moment.timestamp() * 1000
         past = [manifest.epoch for manifest in kept if manifest.completed_ms <= limit_ms]
         if not past:
             oldest = f"the oldest is of {local(kept[0].completed_ms)}" if kept else "there is none"
             raise RecoveryError(
                 f"no available checkpoint is as old as {shown_moment(moment)}: {oldest}",
-                next_step="see cutline checkpoints",
+                next_step=damage_note(here.flow, unreadable) if unreadable else "see cutline checkpoints",
             )
         return Target(to=str(past[-1]), epoch=past[-1], is_savepoint=False, code=codes[past[-1]])
-    if to is None or moment is not None:
-        problem = "no target" if to is None else "two targets"
-        raise ConfigError(
-            f"{problem}: use --to EPOCH, --to SAVEPOINT or --at TIME", next_step="give exactly one of them"
-        )
+    if to is None:
+        raise TypeError("neither a name nor a moment")
     to = resolved(to, savepoints, store.generations.load_all(), flow=here.flow)
     epoch = epoch_number(to)
     if epoch is None:
         savepoint = savepoints.load(to)
         return Target(to=to, epoch=savepoint.epoch, is_savepoint=True, code=savepoint.code)
     if epoch not in codes:
-        few = list(codes)[-_EPOCHS_NAMED:]
-        shown = f"{'…, ' if len(few) < len(codes) else ''}{', '.join(map(str, few)) or 'none'}"
-        raise RecoveryError(
-            f"epoch {epoch} is not available",
-            next_step=f"choose one of {shown} (cutline checkpoints shows all), or a savepoint",
-        )
+        raise RecoveryError(f"epoch {epoch} is not available", next_step=_others(here.flow, list(codes), unreadable))
     return Target(to=to, epoch=epoch, is_savepoint=False, code=codes[epoch])

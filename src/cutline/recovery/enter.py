@@ -9,7 +9,7 @@ import base64
 import socket
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
@@ -46,7 +46,7 @@ class Entry:
     begun: Collection[OperatorId] = ()
     #: The checkpoint that the whole flow is restored to.
     restored: Manifest | None = None
-    savepoints: NamedSavepoints = NamedSavepoints()
+    savepoints: NamedSavepoints = field(default_factory=NamedSavepoints)
 
 
 def new_identity() -> Identity:

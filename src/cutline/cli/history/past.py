@@ -30,6 +30,7 @@ from cutline.spark_dir.source_check import check_sources
 from cutline.storage.local import LocalStore
 from cutline.storage.metadata.inspector import inspect_coordinator
 from cutline.storage.recorded_positions import recorded_positions
+from cutline.storage.restore_requests import waiting_request
 from cutline.transport.request_files import ask
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     epochs: list[PastEpoch]
     #: What could not be found out.
     notes: list[str]
+    #: The epoch or savepoint that the next start restores, because a person has requested it; empty: none.
+    restore_requested: str = ""
 
 
 def past_of(here: FlowHere, *, asks: bool) -> Past:
@@ -129,7 +132,14 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
                 limited_by=_limited_by(one, options, known, release),
             )
         )
-    return Past(flow=here.flow, is_running=is_up, epochs=epochs, notes=list(dict.fromkeys(notes)))
+    waiting = waiting_request(here.layout)
+    return Past(
+        flow=here.flow,
+        is_running=is_up,
+        epochs=epochs,
+        notes=list(dict.fromkeys(notes)),
+        restore_requested=waiting.to if waiting is not None else "",
+    )
 
 
 def _limited_by(manifest: Manifest, options: Options, known: CoordinatorRecords, release: Release | None) -> str:

@@ -233,6 +233,22 @@ def test_the_table_fits_80_columns_and_shows_all_with_room(tmp_path: Path, cli: 
     assert "1 checkpoint of flow counting" in once
     assert "3 checkpoints of flow counting" in narrow
     assert [line.split()[0] for line in narrow.splitlines()[2:5]] == ["5", "4", "3"], "newest first"
+    code = flow.recovered.record.code
+    assert code is not None
+    assert f" {code.hash[:6]} " in narrow.splitlines()[2] and f" {code.hash[:8]} " in roomy
+
+
+def test_a_restore_that_waits_is_shown(tmp_path: Path, cli: Cli) -> None:
+    with running(tmp_path, retain_checkpoints=3) as flow:
+        take(flow, 2)
+    assert [cli(name, "--json")["restore_requested"] for name in ("status", "checkpoints")] == ["", ""]
+    cli("restore", "--to", "1")
+    for shown in (cli("status"), cli("checkpoints"), cli("status", columns=160)):
+        told = "a restore to 1 waits for the next start; cutline restore counting --cancel withdraws it"
+        assert told in " ".join(shown.split())
+    assert [cli(name, "--json")["restore_requested"] for name in ("status", "checkpoints")] == ["1", "1"]
+    with running(tmp_path, retain_checkpoints=3):
+        assert "waits for the next start" not in cli("status") + cli("checkpoints")
 
 
 def test_a_flow_without_checkpoints(tmp_path: Path, cli: Cli) -> None:

@@ -86,4 +86,5 @@ AS_NOW: dict[str, Any] = {
     "code": None,
     "started_ms": 0,
     "at_ms": 0,
+    "restore_requested": "",
 }

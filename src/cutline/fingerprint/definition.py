@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from cutline.base.redaction import is_secret_name
+from cutline.base.redaction import address_without_secrets, is_secret_name
 from cutline.fingerprint.functions import Functions, hash_of, is_place
 from cutline.model.generation import FlowCode, OperatorCode
 from cutline.model.graph import FlowGraph, OperatorNode, SinkNode
-from cutline.model.ids import CodeHash, OperatorId, SinkId
+from cutline.model.ids import NO_CODE, CodeHash, OperatorId, SinkId
 from cutline.ports.sinks import Sink
 
 #: What a version is made of; anything else in it is left out.
@@ -25,6 +25,8 @@ _NOT_IN_VERSIONS = re.compile(r"[^A-Za-z0-9.+_-]")
 _VERSION_CHARS = 64
 #: Where a sink is, in the arguments of Cutline's own sinks.
 _PLACES = frozenset({"dsn", "servers", "staging", "url"})
+#: The arguments that say what a sink publishes to. Not the lists of servers: any of a cluster will do.
+_TARGETS = frozenset({"dsn", "path", "stream", "subject", "table", "topic"})
 
 
 def code_of(
@@ -75,6 +77,18 @@ def _sink(node: SinkNode, sink: Sink, hashing: Functions) -> CodeHash:
     if kind.__module__.partition(".")[0] != "cutline":  # a sink of the user's own
         methods = {name: hashing.parts(one) for name, one in sorted(vars(kind).items()) if inspect.isfunction(one)}
     return hash_of([own, kind.__qualname__, bool(sink.can_rewind), _settings(sink, hashing), methods])
+
+
+def place_of(sink: Sink) -> CodeHash:
+    """Where it publishes to, without secrets; the same in each process of a host. Empty: not known."""
+    found: dict[str, str] = {}
+    kept = getattr(sink, "__dict__", {})
+    for name in inspect.signature(type(sink).__init__).parameters:
+        value = kept.get(name, kept.get(f"_{name}"))
+        if isinstance(value, PurePath) or (isinstance(value, str) and name in _TARGETS and not is_secret_name(name)):
+            found[name] = address_without_secrets(str(value))
+    found.pop("staging", None)
+    return hash_of(sorted(found.values())) if found else NO_CODE
 
 
 def _settings(sink: Sink, hashing: Functions) -> dict[str, Any]:

@@ -302,3 +302,5 @@ class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: When this process started the flow, and when the status was taken; 0 in a status of a former version.
     started_ms: int = 0
     at_ms: int = 0
+    #: The epoch or savepoint that the next start restores, because a person has requested it; empty: none.
+    restore_requested: str = ""

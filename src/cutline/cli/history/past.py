@@ -32,6 +32,7 @@ from cutline.storage.detached import DetachedLogs
 from cutline.storage.local import LocalStore
 from cutline.storage.metadata.inspector import inspect_coordinator
 from cutline.storage.recorded_positions import recorded_positions
+from cutline.storage.restore_requests import waiting_request
 from cutline.transport.request_files import ask
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     damaged: list[Epoch]
     #: What could not be found out.
     notes: list[str]
+    #: The epoch or savepoint that the next start restores, because a person has requested it; empty: none.
+    restore_requested: str = ""
 
 
 def past_of(here: FlowHere, *, asks: bool) -> Past:
@@ -143,8 +146,15 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
                 limited_by=_limited_by(one, options, known, release),
             )
         )
-    notes = list(dict.fromkeys(notes))
-    return Past(flow=here.flow, is_running=is_up, epochs=epochs, damaged=unreadable, notes=notes)
+    waiting = waiting_request(here.layout)
+    return Past(
+        flow=here.flow,
+        is_running=is_up,
+        epochs=epochs,
+        damaged=unreadable,
+        notes=list(dict.fromkeys(notes)),
+        restore_requested=waiting.to if waiting is not None else "",
+    )
 
 
 def _limited_by(manifest: Manifest, options: Options, known: CoordinatorRecords, release: Release | None) -> str:

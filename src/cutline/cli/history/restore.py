@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+from cutline.base import durable
 from cutline.cli.completion import complete_target
 from cutline.cli.failures import ExitCode, UsageError
 from cutline.cli.flows_here import FlowHere, flow_here
 from cutline.cli.history.moments import EXAMPLES, parse_moment, shown_moment
 from cutline.cli.options import Config, FlowName, Json, Settings, Storage, parse_renames
 from cutline.cli.words import local
+from cutline.config.loading import load_options
 from cutline.errors import ConfigError, RecoveryError
 from cutline.model.ids import Epoch
-from cutline.model.layout import Layout
 from cutline.model.restore_request import RestoreRequest
 
 if TYPE_CHECKING:
@@ -26,7 +30,8 @@ if TYPE_CHECKING:
 
     from cutline.cli.history.preview import Previewed, Target
     from cutline.cli.history.report import RestoreReport
-    from cutline.cli.history.restore_now import Successor
+    from cutline.cli.history.restore_now import RestoreNow, Successor
+    from cutline.config.options import Options
     from cutline.flow import Flow
     from cutline.model.status import OperatorFate
     from cutline.savepoints.store import Savepoints
@@ -92,39 +97,107 @@ def restore(
     _check_options(now=now, run=run, no_start=no_start, dry_run=dry_run, option=option)
     moment, renames = _check_target(to, at, cancel=cancel), parse_renames(rename or [])
     here = flow_here(flow, storage, config)
-    if cancel:
-        _withdraw(here, as_json=as_json)
-        return
-    if not (now or dry_run):
-        _refuse_running(here)
-    savepoints = savepoints_of(here)
-    target = target_of(here, savepoints, to, moment)
-    request = RestoreRequest(to=target.to, rename=renames, allow_dropped=allow_dropped)
-    from cutline.cli.history import restore_now
+    restoring: RestoreNow | None = None
+    with _alone(here, is_needed=not dry_run):
+        if cancel:
+            _withdraw(here, as_json=as_json)
+            return
+        if not (now or dry_run):
+            _refuse_running(here)
+        savepoints = savepoints_of(here)
+        target = target_of(here, savepoints, to, moment)
+        request = RestoreRequest(to=target.to, rename=renames, allow_dropped=allow_dropped)
+        successor = _successor(here, target, run, option, config) if now and not no_start else None
+        options = successor.options if successor is not None else _options(here, option, config)
+        preview = partial(
+            _previewed, here, savepoints, target, request, _code(successor, run or code, here), options=options
+        )
+        previewed = preview()
+        report = _with_moment(msgspec.structs.replace(previewed.report, is_dry_run=dry_run), moment)
+        if not dry_run and not now and not report.would_refuse:
+            _store_request(here, request, report)
+        _show(report, as_json=as_json and not (report.would_refuse and not dry_run))
+        if report.would_refuse and dry_run:
+            raise typer.Exit(ExitCode.FAILED)
+        _check(previewed)
+        if now and not dry_run:
+            restoring = _prepared(here, request, report, successor, lambda: _check(preview()), as_json=as_json)
+    if restoring is not None and successor is not None:
+        restoring.start(successor, as_json=as_json)
 
-    successor = restore_now.Successor.of(here, run, option or [], config) if now and not no_start else None
-    if successor is not None and run is None:
+
+@contextlib.contextmanager
+def _alone(here: FlowHere, *, is_needed: bool) -> Iterator[None]:
+    """One command at a time requests a restore of a flow, or withdraws it."""
+    if not is_needed:
+        yield
+        return
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(durable.exclusive(here.layout.restore_lock, waits=False))
+        except BlockingIOError as error:
+            raise ConfigError(
+                "another command is at work on a restore of this flow",
+                next_step="wait until it has ended, or interrupt it; cutline restore --dry-run shows what it requests",
+                flow=here.flow,
+            ) from error
+        yield
+
+
+def _successor(
+    here: FlowHere, target: Target, run: Path | None, option: list[str] | None, config: Path | None
+) -> Successor:
+    from cutline.cli.history.restore_now import Successor
+
+    successor = Successor.of(here, run, option or [], config)
+    if run is None:
         successor.refuse_what_runs(target.code)
-    previewed = _previewed(here, savepoints, target, request, _code(successor, run or code, here))
-    report = _with_moment(msgspec.structs.replace(previewed.report, is_dry_run=dry_run), moment)
-    if not dry_run and not now and not report.would_refuse:
-        _store_request(here.layout, request)
-    _show(report, as_json=as_json and not (report.would_refuse and not dry_run))
-    if report.would_refuse and dry_run:
-        raise typer.Exit(ExitCode.FAILED)
-    if report.would_refuse:
-        raise _error(previewed)
-    if now and not dry_run:
-        restore_now.restore_now(here, request, report, successor, as_json=as_json)
+    return successor
+
+
+def _options(here: FlowHere, option: list[str] | None, config: Path | None) -> Options | None:
+    """What the start is given, as far as this command is told; None: nothing, so those of the running flow count."""
+    if not option:
+        return None
+    given = dict(item.partition("=")[::2] for item in option)
+    return load_options({**given, "storage": str(here.layout.root.parent)}, config_file=config)
+
+
+def _prepared(
+    here: FlowHere,
+    request: RestoreRequest,
+    report: RestoreReport,
+    successor: Successor | None,
+    check_again: Callable[[], None],
+    *,
+    as_json: bool,
+) -> RestoreNow:
+    """The flow is stopped, and the request stored."""
+    from rich.console import Console
+
+    from cutline.cli.history.restore_now import RestoreNow
+
+    restoring = RestoreNow(
+        here=here,
+        request=request,
+        report=report,
+        successor=successor,
+        check_again=check_again,
+        console=Console(stderr=True, quiet=as_json),
+    )
+    restoring.prepare()
+    return restoring
 
 
 def _withdraw(here: FlowHere, *, as_json: bool) -> None:
-    from cutline.runtime.launch import stored_request
+    from cutline.storage.restore_requests import remove_request, waiting_request
 
-    request = stored_request(here.layout)
-    here.layout.restore_request.unlink(missing_ok=True)
+    request, was_there = waiting_request(here.layout), here.layout.restore_request.exists()
+    remove_request(here.layout)
     if as_json:
         typer.echo(json.dumps({"flow": here.flow, "withdrawn": request.to if request is not None else None}))
+    elif request is None and was_there:
+        typer.echo(f"a request to restore flow {here.flow}, which could not be read, is withdrawn")
     elif request is None:
         typer.echo(f"no restore of flow {here.flow} is requested")
     else:
@@ -157,20 +230,26 @@ def _check_target(to: str | None, at: str | None, *, cancel: bool) -> datetime.d
     return parse_moment(at, now=_now()) if at is not None else None
 
 
-def _error(previewed: Previewed) -> Exception:
+def _check(previewed: Previewed) -> None:
+    """Raise what the start would raise."""
     from cutline.protocol.recovery.plan import Refusal
 
-    if not isinstance(previewed.decision, Refusal):
-        raise TypeError("the start would not refuse")
-    return previewed.decision.error()
+    if isinstance(previewed.decision, Refusal):
+        raise previewed.decision.error()
 
 
 def _previewed(
-    here: FlowHere, savepoints: Savepoints, target: Target, request: RestoreRequest, code: Flow | None
+    here: FlowHere,
+    savepoints: Savepoints,
+    target: Target,
+    request: RestoreRequest,
+    code: Flow | None,
+    *,
+    options: Options | None,
 ) -> Previewed:
     from cutline.cli.history.preview import preview_of
 
-    return preview_of(here, savepoints, target, request, code)
+    return preview_of(here, savepoints, target, request, code, options)
 
 
 def _code(successor: Successor | None, file: Path | None, here: FlowHere) -> Flow | None:
@@ -212,10 +291,17 @@ def _show(report: RestoreReport, *, as_json: bool) -> None:
         typer.echo("the start compares these with the code; to compare them now, give --code FILE")
 
 
-def _store_request(layout: Layout, request: RestoreRequest) -> None:
-    from cutline.runtime.launch import store_request
+def _store_request(here: FlowHere, request: RestoreRequest, report: RestoreReport) -> None:
+    from cutline.storage.restore_requests import store_request
 
-    store_request(layout, request)
+    store_request(here.layout, request)
+    if is_running(here.layout):  # its start may have looked for a request already, or not
+        raise ConfigError(
+            f"the flow was started meanwhile: it restores epoch {report.epoch} now, or the request waits for its next "
+            "start",
+            next_step=f"see cutline status {here.flow}; to withdraw the request: cutline restore {here.flow} --cancel",
+            flow=here.flow,
+        )
 
 
 def operators_table(fates: list[OperatorFate]) -> Table:

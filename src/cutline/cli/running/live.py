@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cutline.base.clock import now_ms
 from cutline.cli.running.columns import Column, fitted
-from cutline.cli.words import counted, number, rate, size, span
+from cutline.cli.words import counted, number, rate, requested, size, span
 from cutline.model.ids import NO_BATCH, NO_EPOCH
 from cutline.model.status import EpochOutcome, FlowStatus, OperatorStatus, SinkStatus
 
@@ -277,6 +277,8 @@ def _path(status: FlowStatus) -> str:
 
 
 def _code(status: FlowStatus, width: int) -> Iterator[Text]:
+    if status.restore_requested:
+        yield Text(requested(status.flow, status.restore_requested), style="yellow")
     code = status.code
     if code is None:
         return

@@ -40,9 +40,13 @@ def status(
 
 
 def load_status(layout: Layout) -> FlowStatus | None:
-    """The status that the flow wrote last, its state corrected if its process is gone; None: it wrote none."""
+    """The status that the flow wrote last, its state corrected if its process is gone; None: it wrote none.
+
+    With the restore request that waits, which the flow itself does not look for while it runs.
+    """
     from cutline.model.status import FlowStatus
     from cutline.runtime.lock import is_copied
+    from cutline.storage.restore_requests import waiting_request
 
     path = layout.status
     if not path.exists():
@@ -63,7 +67,8 @@ def load_status(layout: Layout) -> FlowStatus | None:
         elif not Path(f"/proc/{loaded.pid}").exists():
             gone = "not running (its process has ended; start it again to resume)"
             loaded = msgspec.structs.replace(loaded, state=gone)
-    return loaded
+    waiting = waiting_request(layout)
+    return loaded if waiting is None else msgspec.structs.replace(loaded, restore_requested=waiting.to)
 
 
 def status_if_readable(layout: Layout, notes: list[str]) -> FlowStatus | None:

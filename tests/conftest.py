@@ -13,6 +13,7 @@ from cutline.testing.servers.process import ServerProcess
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cutline.testing.servers.kafka import KafkaCluster
     from cutline.testing.servers.nats import NatsServer
     from cutline.testing.servers.postgres import PostgresServer
     from cutline.testing.servers.s3 import S3Server
@@ -65,3 +66,18 @@ def nats_server() -> Iterator[NatsServer]:
     from cutline.testing.servers.nats import NatsServer
 
     yield from _serving(NatsServer())
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster() -> Iterator[KafkaCluster]:
+    """The Kafka broker that all tests share, each with topics of its own (``fresh_topic``)."""
+    from cutline.testing.servers.kafka import KafkaCluster
+
+    if KafkaCluster.why_not():
+        pytest.skip(KafkaCluster.why_not())
+    cluster = KafkaCluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()

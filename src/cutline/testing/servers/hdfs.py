@@ -110,7 +110,7 @@ class NameNode(_Node):
                 [state] = json.load(answer)["beans"]
         except (OSError, ValueError, KeyError):  # it is not that far yet
             return False
-        return state["FSState"] == "Operational" and state["NumLiveDataNodes"] > 0
+        return bool(state["FSState"] == "Operational" and state["NumLiveDataNodes"] > 0)
 
 
 class DataNode(_Node):

@@ -36,9 +36,11 @@ _NO_ROOM_IN_PYTHON = re.compile(
     rf"^[ |]*OSError: \[Errno (?:{'|'.join(str(one) for one in sorted(NO_ROOM))})\] (.*)", re.MULTILINE
 )
 _STORE_TEXT = re.compile(r"^[ |]*cutline\.errors\.(?:NotDone|OutcomeUnknown): (.*)", re.MULTILINE)
+#: At least one: a message alone may be the user's. A remote error names the server's class too.
+_JAVA_CLASSES = r"(?:(?:[\w$]+\.)+[\w$]+(?:\([\w.$]+\))?: )+"
 # Hadoop's file systems, in the JVM. Its own words: a connection that a user's function failed to open has others.
 _HADOOP_AWAY = re.compile(
-    rf"{_BEFORE}{_CLASSES}("
+    rf"{_BEFORE}{_JAVA_CLASSES}("
     # HDFS: no NameNode answers, or one that may not write yet.
     r"Call From \S+ to \S+ failed on (?:connection exception|socket timeout exception)"
     r"|No Route to Host from|End of File Exception between local host is:"
@@ -59,7 +61,7 @@ _HADOOP_AWAY = re.compile(
 _HADOOP_EXTRAS = re.compile(
     r"; For more details see: .*|:? {2,}.*|:?[^:]*software\.amazon\.awssdk[\w.]*(?=:)| \(SDK Attempt .*"
 )
-_CLASS_NAMES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]+(?:\([\w.$]+\))?: )+")
+_CLASS_NAMES = re.compile(rf"^{_JAVA_CLASSES}")
 
 #: The resource of an outage for lack of room.
 DISK = "the disk"

@@ -1,6 +1,6 @@
 # Every target sets up what it needs first, so `make demo` works in a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: setup demo test check soak bench docs site clean help
+.PHONY: setup demo test check soak bench jars docs site clean help
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -28,7 +28,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Run the demo
 	@$(WITH_JAVA) $(BIN)/cutline demo
 
-test: $(READY) ## Run the tests, without the soak tests
+jars: $(READY) ## Fetch the Java archives that tests on Kafka, HDFS and S3A need; says what cannot be had
+	@$(BIN)/python scripts/fetch_jars.py
+
+test: $(READY) jars ## Run the tests, without the soak tests
 	@echo "test: pytest"
 	@$(WITH_JAVA) $(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -42,7 +45,7 @@ check: $(READY) ## Lint, format, types, layers
 	@echo "check: layers"
 	@$(BIN)/lint-imports --no-logo
 
-soak: $(READY) ## Run the soak tests
+soak: $(READY) jars ## Run the soak tests
 	@echo "soak: pytest -m soak"
 	@$(WITH_JAVA) $(BIN)/pytest -m soak $(ARGS)
 

@@ -13,6 +13,8 @@ from cutline.testing.servers.process import ServerProcess
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cutline.testing.servers.hdfs import Hdfs
+    from cutline.testing.servers.kafka import KafkaCluster
     from cutline.testing.servers.nats import NatsServer
     from cutline.testing.servers.postgres import PostgresServer
     from cutline.testing.servers.s3 import S3Server
@@ -27,10 +29,15 @@ def spark() -> Iterator[SparkSession]:
     """The session all tests with Spark share, made the way Cutline makes one for users."""
     from cutline.config.spark_settings import SparkStart
     from cutline.spark.session import open_session
+    from cutline.testing.servers import jars
 
     # Tests run each query for seconds only: the second compiler would cost more than it gives.
     options = "-Djdk.lang.Process.launchMechanism=VFORK -XX:TieredStopAtLevel=1"
-    session = open_session("cutline-tests", None, SparkStart(settings={"spark.driver.extraJavaOptions": options}))
+    settings = {"spark.driver.extraJavaOptions": options}
+    found = [jars.classpath(one) for one in (jars.S3A, jars.SPARK_CLOUD) if not jars.why_not(one)]
+    if found:
+        settings["spark.driver.extraClassPath"] = os.pathsep.join(found)
+    session = open_session("cutline-tests", None, SparkStart(settings=settings))
     yield session
     session.stop()
 
@@ -65,3 +72,33 @@ def nats_server() -> Iterator[NatsServer]:
     from cutline.testing.servers.nats import NatsServer
 
     yield from _serving(NatsServer())
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster() -> Iterator[KafkaCluster]:
+    """The Kafka broker that all tests share, each with topics of its own (``fresh_topic``)."""
+    from cutline.testing.servers.kafka import KafkaCluster
+
+    if KafkaCluster.why_not():
+        pytest.skip(KafkaCluster.why_not())
+    cluster = KafkaCluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def hdfs() -> Iterator[Hdfs]:
+    """The HDFS that all tests share, each in a folder of its own (``fresh_url``). Who stops a node starts it again."""
+    from cutline.testing.servers.hdfs import Hdfs
+
+    if Hdfs.why_not():
+        pytest.skip(Hdfs.why_not())
+    server = Hdfs()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()

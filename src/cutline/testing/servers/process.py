@@ -37,8 +37,12 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start it and return when it is ready. Does nothing if it runs already."""
-        if self._process is not None:
-            return
+        if self._process is None:
+            self.launch()
+            self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start it and return at once: servers of one cluster become ready together."""
         command = self._prepare()
         with (self._folder / "log").open("ab") as log:
             # Its own session, so that a signal to the test's group does not reach it.
@@ -51,7 +55,10 @@ class ServerProcess:
                 user=self._user(),
                 start_new_session=True,
             )
-        self._wait_until_ready()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
     def freeze(self) -> None:
         """Stop it from answering; its connections stay open. Returns when it has stopped."""
@@ -122,7 +129,7 @@ class ServerProcess:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.start_seconds
         while not self._is_ready():
             if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,8 @@ class SinkTable:
     def catalog(self) -> Catalog:
         if self._catalog is None:
             self._catalog = self.address.load()
+            # Drivers warn about a connection that is never closed, and a sink has no close.
+            weakref.finalize(self, self._catalog.close)
         return self._catalog
 
     def find(self) -> Table | None:

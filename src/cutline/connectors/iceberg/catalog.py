@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus
 
 from cutline.base.redaction import HIDDEN, address_without_secrets, is_secret_name, without_secrets
+from cutline.connectors.staged_files import local_path
 from cutline.errors import ConfigError, NotDone, Refused, SinkError
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ class CatalogAddress:
         """``name``: under which a database keeps the tables of this catalog. ``extra``: properties for pyiceberg."""
         self._uri = uri
         self._name = name
-        self._warehouse = None if warehouse is None else _warehouse(warehouse)
         self._extra = dict(extra)
         scheme = uri.partition("://")[0]
         if "://" not in uri or scheme not in (_SQLITE, *_POSTGRES, *_REST):
@@ -80,6 +80,10 @@ class CatalogAddress:
                 "the catalog's address cannot be read", next_step="write @ : / % of a password as %40 %3A %2F %25"
             )
         self.is_rest = scheme in _REST
+        # A REST catalog gives names to its warehouses; a database knows nothing of them.
+        self._warehouse = None if warehouse is None else os.fspath(warehouse)
+        if warehouse is not None and not self.is_rest:
+            self._warehouse = str(local_path(warehouse, sink="Iceberg"))
         if scheme in _POSTGRES and find_spec("psycopg") is None:
             raise ConfigError(
                 "a catalog in PostgreSQL needs the package psycopg", next_step="pip install cutline[iceberg,postgres]"
@@ -187,13 +191,6 @@ def create_namespace(catalog: Catalog, identifier: tuple[str, ...]) -> None:
     except (NamespaceAlreadyExistsError, IntegrityError):
         if not catalog.namespace_exists(identifier[:-1]):
             raise
-
-
-def _warehouse(warehouse: str | os.PathLike[str]) -> str:
-    text = os.fspath(warehouse)
-    # A REST catalog may give names to warehouses; a path is made absolute, because executors have other folders.
-    is_path = not isinstance(warehouse, str) or text.startswith((".", "/", "~"))
-    return os.path.abspath(os.path.expanduser(text)) if is_path else text
 
 
 def _is_ambiguous(uri: str) -> bool:

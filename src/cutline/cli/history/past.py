@@ -29,7 +29,7 @@ from cutline.protocol.recovery.sink_rules import why_not_restored
 from cutline.spark_dir.source_check import check_sources
 from cutline.storage.local import LocalStore
 from cutline.storage.metadata.inspector import inspect_coordinator
-from cutline.storage.recorded_positions import recorded_positions
+from cutline.storage.recorded_positions import recorded_positions, recorded_sources
 from cutline.transport.request_files import ask
 
 if TYPE_CHECKING:
@@ -292,7 +292,8 @@ def _lost_input(
             record = _record(store, manifest, operator)
             if record is None:
                 return ""
-            report = check_sources(guard, recorded_positions(record, here.layout), live)
+            positions, recorded = recorded_positions(record, here.layout), recorded_sources(record, here.layout)
+            report = check_sources(guard, positions, live, recorded=recorded)
             notes.extend(f"{operator}: {note}" for note in report.notes)
             return _told(operator, [f"{one.path}: {one.problem}" for one in report.problems])
 

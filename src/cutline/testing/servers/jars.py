@@ -28,12 +28,24 @@ class JarSet(NamedTuple):
     name: str
     #: ``group:artifact:version``.
     artifacts: tuple[str, ...]
-    #: ``group:artifact`` that Spark brings itself, or that would only be in the way.
+    #: ``group:artifact`` that Spark brings itself, or that would only be in the way; ``*:*``: all that is not named.
     excluded: tuple[str, ...] = ()
 
 
 KAFKA = JarSet("kafka", ("org.apache.kafka:kafka_2.13:4.3.1", "org.slf4j:slf4j-simple:1.7.36"))
-SETS = {one.name: one for one in (KAFKA,)}
+#: Spark's own Kafka connector, for its class path, without what Spark brings itself. All of it is named: its own
+#: descriptor would look for the rest in a mirror that not every machine reaches. There is none for Spark 4.3 yet.
+SPARK_KAFKA = JarSet(
+    "spark-kafka",
+    (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.0-preview1",
+        "org.apache.kafka:kafka-clients:3.9.2",
+        "org.apache.commons:commons-pool2:2.13.1",
+    ),
+    ("*:*",),
+)
+SETS = {one.name: one for one in (KAFKA, SPARK_KAFKA)}
 
 
 def cache_folder() -> Path:

@@ -28,10 +28,14 @@ def spark() -> Iterator[SparkSession]:
     """The session all tests with Spark share, made the way Cutline makes one for users."""
     from cutline.config.spark_settings import SparkStart
     from cutline.spark.session import open_session
+    from cutline.testing.servers.jars import SPARK_KAFKA, classpath, why_not
 
     # Tests run each query for seconds only: the second compiler would cost more than it gives.
     options = "-Djdk.lang.Process.launchMechanism=VFORK -XX:TieredStopAtLevel=1"
-    session = open_session("cutline-tests", None, SparkStart(settings={"spark.driver.extraJavaOptions": options}))
+    settings = {"spark.driver.extraJavaOptions": options}
+    if not why_not(SPARK_KAFKA):
+        settings["spark.driver.extraClassPath"] = classpath(SPARK_KAFKA)
+    session = open_session("cutline-tests", None, SparkStart(settings=settings))
     yield session
     session.stop()
 

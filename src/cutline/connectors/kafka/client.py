@@ -121,12 +121,25 @@ def all_topics(servers: str) -> list[str]:
 
 
 def bounds_of(client: Consumer, servers: str, topic: str, partition: int) -> Bounds:
+    """Raises NotDone if no broker answers. A partition whose leader changes is asked again."""
     kafka = import_kafka()
+    at = kafka.TopicPartition(topic, partition)
     try:
-        first, end = client.get_watermark_offsets(kafka.TopicPartition(topic, partition), timeout=TIMEOUT_S)
+        first, end = Retry(deadline_s=TIMEOUT_S, backoff=_LOOKS).call(
+            lambda: client.get_watermark_offsets(at, timeout=TIMEOUT_S),
+            on=kafka.KafkaException,
+            is_final=lambda error: not _is_changing(error.args[0]),
+        )
     except kafka.KafkaException as error:
         raise unreachable(servers, error) from error
     return Bounds(first, end)
+
+
+def _is_changing(error: Any) -> bool:
+    """Whether the cluster is about to choose a leader, or to tell of a topic that was just created."""
+    known = import_kafka().KafkaError
+    codes = (known.NOT_LEADER_FOR_PARTITION, known.LEADER_NOT_AVAILABLE, known.UNKNOWN_TOPIC_OR_PART)
+    return error.code() in codes
 
 
 def finished_bounds(client: Consumer, servers: str, topic: str, partition: int, *, timeout_s: float) -> Bounds:

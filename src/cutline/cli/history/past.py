@@ -107,18 +107,15 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
         f"a restore does not rewind sink {sink}: rows after the checkpoint are published again" for sink in keeping
     ]
     released = _released(options, manifests, known, at_ms)
-    refusals = dict[Epoch, list[str]]()
-    if asks:
-        for epoch, why in _lost_input(here, store, manifests, notes):
-            refusals.setdefault(epoch, []).append(why)
-    logs = DetachedLogs(here.layout)
-    for one in manifests:
-        refusals.setdefault(one.epoch, []).extend(_refused_by_sinks(windows, one))
-        missing = logs.why_not_whole(one)
-        if missing and options.remote:
-            notes.append(f"epoch {one.epoch} can be restored only if the remote tier has it: {missing}")
-        elif missing:
-            refusals[one.epoch].append(f"its rows in flight are not in the logs any more: {missing}")
+    lost_input = list(_lost_input(here, store, manifests, notes)) if asks else []
+    refusals = {
+        one.epoch: [
+            *(why for epoch, why in lost_input if epoch == one.epoch),
+            *_refused_by_sinks(windows, one),
+            *_refused_by_logs(here, one, options, notes),
+        ]
+        for one in manifests
+    }
     epochs, before = [], frozenset[str]()
     for one in manifests:
         figures, before = _figures(store.checkpoints, one, known, before)
@@ -155,6 +152,15 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
         notes=list(dict.fromkeys(notes)),
         restore_requested=waiting.to if waiting is not None else "",
     )
+
+
+def _refused_by_logs(here: FlowHere, manifest: Manifest, options: Options, notes: list[str]) -> list[str]:
+    """Why the rows that were in flight cannot be put back. What is missing here may be in the remote tier."""
+    missing = DetachedLogs(here.layout).why_not_whole(manifest)
+    if missing and options.remote:
+        notes.append(f"epoch {manifest.epoch} can be restored only if the remote tier has it: {missing}")
+        return []
+    return [f"its rows in flight are not in the logs any more: {missing}"] if missing else []
 
 
 def _limited_by(manifest: Manifest, options: Options, known: CoordinatorRecords, release: Release | None) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.kill]
 KINDS = ("hdfs", "s3a")
-ROWS = 3_000
+ROWS = 2_000
 WAIT_SECONDS = 90.0
 #: Classes of Spark that write its checkpoint files.
 PACKAGE = "org.apache.spark.sql.execution.streaming.checkpointing"
@@ -57,7 +57,7 @@ def wait(condition: Callable[[], object], what: str) -> None:
 
 @pytest.mark.timeout(200)
 def test_a_flow_waits_for_its_file_system_and_continues(spark: SparkSession, tmp_path: Path, place: Place) -> None:
-    run = start(spark, tmp_path, place, rate=200)
+    run = start(spark, tmp_path, place, rate=160)
     try:
         wait(lambda: run.status().operators["totals"].batches >= 1, "there are no batches")
         run.trigger_checkpoint()
@@ -184,7 +184,9 @@ def manager(spark: SparkSession, name: str, place: Place) -> Any:
 
 def begin(spark: SparkSession, files: Any, url: str, content: bytes, *, replace: bool) -> Any:
     jvm: Any = spark._jvm
-    out = files.createAtomic(jvm.org.apache.hadoop.fs.Path(url), replace)
+    path = jvm.org.apache.hadoop.fs.Path(url)
+    files.mkdirs(path.getParent())
+    out = files.createAtomic(path, replace)
     out.write(bytearray(content))
     return out
 

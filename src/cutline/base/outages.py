@@ -36,11 +36,12 @@ _NO_ROOM_IN_PYTHON = re.compile(
     rf"^[ |]*OSError: \[Errno (?:{'|'.join(str(one) for one in sorted(NO_ROOM))})\] (.*)", re.MULTILINE
 )
 _STORE_TEXT = re.compile(r"^[ |]*cutline\.errors\.(?:NotDone|OutcomeUnknown): (.*)", re.MULTILINE)
-#: At least one: a message alone may be the user's. A remote error names the server's class too.
+#: At least one, except in the first line, which is the query's own error: a message alone may be the user's. A remote
+#: error names the server's class too.
 _JAVA_CLASSES = r"(?:(?:[\w$]+\.)+[\w$]+(?:\([\w.$]+\))?: )+"
 # Hadoop's file systems, in the JVM. Its own words: a connection that a user's function failed to open has others.
 _HADOOP_AWAY = re.compile(
-    rf"{_BEFORE}{_JAVA_CLASSES}("
+    rf"(?:\A|{_BEFORE}{_JAVA_CLASSES})("
     # HDFS: no NameNode answers, or one that may not write yet.
     r"Call From \S+ to \S+ failed on (?:connection exception|socket timeout exception)"
     r"|No Route to Host from|End of File Exception between local host is:"
@@ -52,8 +53,8 @@ _HADOOP_AWAY = re.compile(
     r"|Could not obtain block: |All datanodes \[?.* are bad\. Aborting"
     r"|Unable to close file because the last block"
     # S3A.
-    r"|.*: software\.amazon\.awssdk\.core\.exception\.(?:SdkClient|ApiCall(?:Attempt)?Timeout|Abort\w*)Exception: "
-    r"|.*: software\.amazon\.awssdk\.services\.s3\.model\.S3Exception: .*\(Service: S3, Status Code: (?:5\d\d|429)"
+    r"|.* on \S+: software\.amazon\.awssdk\.core\.exception\.(?:SdkClient|ApiCall(?:Attempt)?Timeout|Abort\w*)Exception: "
+    r"|.* on \S+: software\.amazon\.awssdk\.services\.s3\.model\.S3Exception: .*\(Service: S3, Status Code: (?:5\d\d|429)"
     r").*",
     re.MULTILINE,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 
 import pytest
 
@@ -169,6 +170,10 @@ def test_a_hadoop_file_system_that_does_not_answer_is_an_outage(before: str, tex
     assert outage.problem == (HADOOP_AWAY[text] or outage.problem)
     assert outage.problem == hadoop_reason(text)
     assert "\n" not in outage.problem
+    # A failed query begins with the message alone.
+    message = re.sub(r"^[\w.]+(?:\([\w.]+\))?: ", "", text)
+    assert outage_in(f"{message}\n=== Streaming Query ===\nIdentifier: shop.totals\n") == outage
+    assert outage_in(f"ValueError: row 7\n{message}\n") is None
 
 
 @pytest.mark.parametrize(

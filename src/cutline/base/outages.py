@@ -53,8 +53,10 @@ _HADOOP_AWAY = re.compile(
     r"|Could not obtain block: |All datanodes \[?.* are bad\. Aborting"
     r"|Unable to close file because the last block"
     # S3A.
-    r"|.* on \S+: software\.amazon\.awssdk\.core\.exception\.(?:SdkClient|ApiCall(?:Attempt)?Timeout|Abort\w*)Exception: "
-    r"|.* on \S+: software\.amazon\.awssdk\.services\.s3\.model\.S3Exception: .*\(Service: S3, Status Code: (?:5\d\d|429)"
+    r"|.* on \S+: software\.amazon\.awssdk\.core\.exception"
+    r"\.(?:SdkClient|ApiCall(?:Attempt)?Timeout|Abort\w*)Exception: "
+    r"|.* on \S+: software\.amazon\.awssdk\.services\.s3\.model\.S3Exception: "
+    r".*\(Service: S3, Status Code: (?:5\d\d|429)"
     r").*",
     re.MULTILINE,
 )

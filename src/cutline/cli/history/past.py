@@ -108,14 +108,7 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
     ]
     released = _released(options, manifests, known, at_ms)
     lost_input = list(_lost_input(here, store, manifests, notes)) if asks else []
-    refusals = {
-        one.epoch: [
-            *(why for epoch, why in lost_input if epoch == one.epoch),
-            *_refused_by_sinks(windows, one),
-            *_refused_by_logs(here, one, options, notes),
-        ]
-        for one in manifests
-    }
+    refusals = _refusals(here, manifests, lost_input, windows, options, notes)
     epochs, before = [], frozenset[str]()
     for one in manifests:
         figures, before = _figures(store.checkpoints, one, known, before)
@@ -152,6 +145,25 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
         notes=list(dict.fromkeys(notes)),
         restore_requested=waiting.to if waiting is not None else "",
     )
+
+
+def _refusals(
+    here: FlowHere,
+    manifests: Sequence[Manifest],
+    lost_input: Sequence[tuple[Epoch, str]],
+    windows: Sequence[RewindWindow],
+    options: Options,
+    notes: list[str],
+) -> dict[Epoch, list[str]]:
+    """Per epoch: why a restore would be refused now."""
+    return {
+        one.epoch: [
+            *(why for epoch, why in lost_input if epoch == one.epoch),
+            *_refused_by_sinks(windows, one),
+            *_refused_by_logs(here, one, options, notes),
+        ]
+        for one in manifests
+    }
 
 
 def _refused_by_logs(here: FlowHere, manifest: Manifest, options: Options, notes: list[str]) -> list[str]:

@@ -21,10 +21,11 @@ from cutline.cli.places import is_running, kept_checkpoints, savepoints_of
 from cutline.cli.running.columns import Column, fitted
 from cutline.cli.words import size, utc
 from cutline.config.loading import load_options
-from cutline.errors import RecoveryError
+from cutline.errors import ConfigError, RecoveryError
 from cutline.model import ids
 from cutline.runtime.lock import FlowLock
 from cutline.storage.local import LocalStore
+from cutline.storage.restore_requests import requested_savepoints
 
 if TYPE_CHECKING:
     from cutline.savepoints.store import Savepoint
@@ -139,6 +140,12 @@ def delete(
 ) -> None:
     """Delete a savepoint and its content. Flows that were started from it are not affected."""
     here = flow_here(flow, storage, config)
+    if name in requested_savepoints(here.layout):
+        raise ConfigError(
+            f"the next start of the flow restores savepoint {name}, as requested",
+            next_step=f"withdraw the request first: cutline restore {here.flow} --cancel",
+            flow=here.flow,
+        )
     savepoints_of(here).delete(name)
     typer.echo(json.dumps({"flow": here.flow, "deleted": name}) if as_json else f"savepoint {name} is deleted")
 

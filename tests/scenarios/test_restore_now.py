@@ -26,7 +26,7 @@ from cutline.model.restore_request import RestoreRequest
 from cutline.runtime.lock import FlowLock
 from cutline.storage.query_dir import LocalQueryDir
 from cutline.storage.restore_requests import store_request, stored_request
-from tests.scenarios.test_deploys import GOOD, automatic, live
+from tests.scenarios.test_deploys import GOOD, automatic, command, live
 from tests.scenarios.test_restore_command import FILE, HOLDER, invoke, previewed, take, up
 from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS, TOTALS, FolderSink, HandDrivenEngine, SparklessFlow
@@ -162,6 +162,18 @@ def test_a_savepoint_that_a_stored_request_names_is_not_removed(tmp_path: Path) 
     Flow(tmp_path, functions=other(9), auto_savepoints=3).stop()
     with running(tmp_path, functions=other(9), auto_savepoints=3) as flow:
         assert flow.recovered.restored_epoch == oldest.epoch
+
+
+def test_a_savepoint_that_a_stored_request_names_is_not_deleted_by_mistake(tmp_path: Path) -> None:
+    live(tmp_path, other(1))
+    live(tmp_path, other(2))
+    (saved,) = automatic(tmp_path)
+    invoke(tmp_path, "--to", saved.name)
+    told = command(tmp_path, "savepoint", "delete", saved.name)
+    assert isinstance(told.exception, ConfigError)
+    assert "cutline restore counting --cancel" in told.exception.next_step
+    invoke(tmp_path, "--cancel")
+    assert command(tmp_path, "savepoint", "delete", saved.name).exit_code == 0
 
 
 # ---------------------------------------------------------------------- a person interrupts it
@@ -353,6 +365,18 @@ def test_the_preview_goes_by_the_options_of_the_start(tmp_path: Path, monkeypatc
         invoke(tmp_path, *run, "--now", "--set", "missing_input=continue")
     assert requests == [RestoreRequest(to="1")]
     assert "per-operator" in previewed(tmp_path, *run, "--set", "mode=per-operator", code=1)["why"]
+
+
+def test_the_options_of_the_stopped_flow_count_also_when_it_is_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service manager starts it with the same ones."""
+    lost = LostInput(operator=NUMBERS, what="stream ORDERS: sequences 120 to 340", why="dropped", parts=221)
+    with up(tmp_path, missing_input="continue", **KEPT) as flow:
+        take(flow, 2)
+        monkeypatch.setattr(LocalQueryDir, "lost_input", lambda _, record, *__: [lost] if not record.positions else [])
+        assert invoke(tmp_path, "--to", "1", "--now", "--no-start").exit_code == 0
+    assert stored_request(flow.layout) == RestoreRequest(to="1")
 
 
 class ElsewhereFlow(SparklessFlow):

@@ -82,6 +82,8 @@ class Previewed:
 
     report: RestoreReport
     decision: RestorePlan | Refusal
+    #: What the start does about input that is gone, as the option says it.
+    missing_input: str
 
 
 class _Answers(msgspec.Struct, frozen=True):
@@ -121,14 +123,17 @@ def preview_of(
     request: RestoreRequest,
     code: Flow | None,
     options: Options | None = None,
+    *,
+    missing_input: str | None = None,
 ) -> Previewed:
     """Asks the sources and, if the flow runs, its sinks.
 
-    ``code``, ``options``: what would be started, and how; None: not known, so what runs now counts.
+    ``code``, ``options``: what would be started, and how; None: not known, so what runs now counts. ``missing_input``:
+    of the flow that ran until a moment ago.
     """
     stored = _stored(here, savepoints, target)
     with contextlib.closing(stored.metadata):
-        return _previewed(here, savepoints, target, request, stored, code, options)
+        return _previewed(here, savepoints, target, request, stored, code, options, missing_input)
 
 
 def _previewed(
@@ -139,6 +144,7 @@ def _previewed(
     stored: _Stored,
     code: Flow | None,
     options: Options | None,
+    missing_input: str | None,
 ) -> Previewed:
     is_up, notes = is_running(here.layout), _requested_before(here.layout)
     status = status_if_readable(here.layout, notes)
@@ -146,11 +152,12 @@ def _previewed(
     answers = _answers(here, stored, notes, is_up=is_up)
     graph = _graph(here.layout, stored, request, answers.sinks, code)
     starts = options or here.options
+    missing_input = missing_input or _missing_input(answers, here, options)
     asked = Asked(
         sinks=_as_declared(answers, code, graph, notes) if code is not None else answers.sinks,
         content_problem=_content_check(here, savepoints, stored, target),
         remote_epochs=partial(_remote_epochs, starts, here, notes) if starts.remote else None,
-        may_lose_input=_missing_input(answers, here, options) == "continue",
+        may_lose_input=missing_input == "continue",
         problems=answers.problems,
     )
     restore_to = RestoreTo(
@@ -186,7 +193,7 @@ def _previewed(
         **_checkpoint(stored),
         **_decided(decision),
     )
-    return Previewed(report=report, decision=decision)
+    return Previewed(report=report, decision=decision, missing_input=missing_input)
 
 
 def _missing_input(answers: _Answers, here: FlowHere, options: Options | None) -> str:

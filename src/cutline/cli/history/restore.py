@@ -121,7 +121,8 @@ def restore(
             raise typer.Exit(ExitCode.FAILED)
         _check(previewed)
         if now and not dry_run:
-            restoring = _prepared(here, request, report, successor, lambda: _check(preview()), as_json=as_json)
+            again = partial(preview, missing_input=previewed.missing_input)
+            restoring = _prepared(here, request, report, successor, lambda: _check(again()), as_json=as_json)
     if restoring is not None and successor is not None:
         restoring.start(successor, as_json=as_json)
 
@@ -246,10 +247,11 @@ def _previewed(
     code: Flow | None,
     *,
     options: Options | None,
+    missing_input: str | None = None,
 ) -> Previewed:
     from cutline.cli.history.preview import preview_of
 
-    return preview_of(here, savepoints, target, request, code, options)
+    return preview_of(here, savepoints, target, request, code, options, missing_input=missing_input)
 
 
 def _code(successor: Successor | None, file: Path | None, here: FlowHere) -> Flow | None:

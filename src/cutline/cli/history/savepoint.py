@@ -15,7 +15,7 @@ from cutline.cli.options import Config, FlowName, Json, NewName, SavepointName, 
 from cutline.cli.running.columns import Column, fitted
 from cutline.cli.words import size, utc
 from cutline.config.loading import load_options
-from cutline.errors import RecoveryError
+from cutline.errors import ConfigError, RecoveryError
 from cutline.model import ids
 
 if TYPE_CHECKING:
@@ -148,8 +148,15 @@ def delete(
 ) -> None:
     """Delete a savepoint and its content. Flows that were started from it are not affected."""
     from cutline.cli.places import savepoints_of
+    from cutline.storage.restore_requests import requested_savepoints
 
     here = flow_here(flow, storage, config)
+    if name in requested_savepoints(here.layout):
+        raise ConfigError(
+            f"the next start of the flow restores savepoint {name}, as requested",
+            next_step=f"withdraw the request first: cutline restore {here.flow} --cancel",
+            flow=here.flow,
+        )
     savepoints_of(here).delete(name)
     typer.echo(json.dumps({"flow": here.flow, "deleted": name}) if as_json else f"savepoint {name} is deleted")
 

@@ -16,7 +16,6 @@ from cutline.ports.inspection import FileProblem
 from cutline.ports.source_guard import SourceGuard, SourceKind, Today
 from cutline.spark_dir.file_set import last_batches
 from cutline.spark_dir.offsets import load_offsets
-from cutline.spark_dir.recorded_sources import forget_recorded, load_recorded
 from cutline.spark_dir.source_check import newest_positions
 
 
@@ -39,11 +38,10 @@ def lost_ahead(
     ``sources``: what the operator reads now, if known.
     """
     problems: list[FileProblem] = []
-    newest, recorded = newest_positions(spark_checkpoint_dir), load_recorded(spark_checkpoint_dir)
+    newest = newest_positions(spark_checkpoint_dir)
     for source in _movable(guard, spark_checkpoint_dir):
         folder = spark_checkpoint_dir / "sources" / source.name
-        today = Today(newest.get(source.name), sources, recorded)
-        problems += source.kind.check(source.positions[0], folder, today).problems
+        problems += source.kind.check(source.positions[0], folder, Today(newest.get(source.name), sources)).problems
     return problems
 
 
@@ -54,26 +52,21 @@ def skip_lost(
 
     ``sources``: what the operator reads now, if known.
     """
-    newest, recorded = newest_positions(live_dir), load_recorded(spark_checkpoint_dir)
+    newest = newest_positions(live_dir)
     moves = [
-        (batch, before, after, source)
+        (batch, before, after)
         for source in _movable(guard, spark_checkpoint_dir)
         for batch, before, after in zip(
             source.batches,
             source.positions,
-            source.moved(source.positions, Today(newest.get(source.name), sources, recorded)),
+            source.moved(source.positions, Today(newest.get(source.name), sources)),
             strict=True,
         )
-        if before != after
+        if before != after and batch != NO_BATCH
     ]
     # The last batch first: after a kill, the position that decides about the move still demands it.
-    for batch, before, after, source in sorted(moves, key=lambda move: -move[0]):
-        if batch != NO_BATCH:
-            _replace_position(spark_checkpoint_dir, batch, before, after)
-        elif source.kind.begin_at is not None:
-            source.kind.begin_at(spark_checkpoint_dir / "sources" / source.name, after)
-    # What the positions were positions in may be gone: the start records anew what they are in now.
-    forget_recorded(spark_checkpoint_dir)
+    for batch, before, after in sorted(moves, key=lambda move: -move[0]):
+        _replace_position(spark_checkpoint_dir, batch, before, after)
 
 
 def _movable(guard: SourceGuard, spark_checkpoint_dir: Path) -> Iterator[_Movable]:
@@ -89,8 +82,7 @@ def _movable(guard: SourceGuard, spark_checkpoint_dir: Path) -> Iterator[_Movabl
         positions = [there for one in known if (there := one.get(name)) is not None]
         if committed == NO_BATCH:
             # Spark records no position before the first batch; the end of that batch tells where it began.
-            begun = kind.beginning(position, spark_checkpoint_dir / "sources" / name)
-            yield _Movable(name, kind, kind.moved, [NO_BATCH, *batches], [begun, *positions])
+            yield _Movable(name, kind, kind.moved, [NO_BATCH, *batches], [kind.beginning(position), *positions])
         else:
             yield _Movable(name, kind, kind.moved, batches, positions)
 

@@ -294,6 +294,7 @@ def _show(report: RestoreReport, *, as_json: bool) -> None:
 
 
 def _store_request(here: FlowHere, request: RestoreRequest, report: RestoreReport) -> None:
+    from cutline.cli.places import is_running
     from cutline.storage.restore_requests import store_request
 
     store_request(here.layout, request)

@@ -410,6 +410,8 @@ def test_the_variables_of_the_stopped_process_count(tmp_path: Path, monkeypatch:
     with running(tmp_path, functions=GOOD, **KEPT) as flow:
         take(flow, 1)
     monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("CUTLINE_")]:
+        monkeypatch.delenv(name)  # whatever the machine has set
     monkeypatch.setenv("CUTLINE_RETAIN_CHECKPOINTS", "3")
     monkeypatch.setenv("CUTLINE_MODE", "aligned")
     theirs = {

@@ -34,7 +34,7 @@ def spark() -> Iterator[SparkSession]:
     # Tests run each query for seconds only: the second compiler would cost more than it gives.
     options = "-Djdk.lang.Process.launchMechanism=VFORK -XX:TieredStopAtLevel=1"
     settings = {"spark.driver.extraJavaOptions": options}
-    found = [jars.classpath(one) for one in (jars.S3A, jars.SPARK_CLOUD) if not jars.why_not(one)]
+    found = [jars.classpath(one) for one in (jars.S3A, jars.SPARK_CLOUD, jars.SPARK_KAFKA) if not jars.why_not(one)]
     if found:
         settings["spark.driver.extraClassPath"] = os.pathsep.join(found)
     session = open_session("cutline-tests", None, SparkStart(settings=settings))

@@ -86,6 +86,9 @@ class FlowAssembly:
             automatic = self._automatic(stores)
             recovered = self.recover(stores, automatic)
         settled = self.settle(stores, recovered)
+        for name, generation in recovered.spark_dirs.items():
+            folder = self.definition.layout.spark_checkpoint_dir(name, generation)
+            stores.query_dirs.record_sources(name, folder)
 
         flow = self.definition.graph.flow
         router, failures, metrics, outages = InProcessRouter(), FailureSink(), Metrics(flow), Outages(flow)
@@ -123,7 +126,7 @@ class FlowAssembly:
             outages=outages,
             automatic=automatic,
         )
-        run = RunningFlow(parts, source_status(self.definition.plans, ReplayGuard().why_not_guarded), release_lock)
+        run = RunningFlow(parts, source_status(self.definition.plans, ReplayGuard()), release_lock)
         failures.register(on_fatal=run.fail, on_operator_failed=regions.operator_failed)
         self._begin(run, parts)
         return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, OperatorId, SinkId
 from cutline.model.layout import Layout
-from cutline.model.plan import OperatorPlan, PlannedSource
+from cutline.model.plan import OperatorPlan
 from cutline.model.status import (
     CodeStatus,
     CoordinatorStatus,
@@ -40,6 +40,7 @@ from cutline.model.status import (
 )
 from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.ports.inspection import CoordinatorRecords
+from cutline.ports.source_guard import SourceGuard
 from cutline.protocol.history.evolution import Evolution
 from cutline.protocol.history.lineage import lineage_of
 from cutline.protocol.publish.immediate import is_place
@@ -300,14 +301,15 @@ def _write_over(path: Path, content: bytes) -> None:
 # ---------------------------------------------------------------------- sources
 
 
-def source_status(
-    plans: Mapping[OperatorId, OperatorPlan], why_not_guarded: Callable[[PlannedSource], str | None]
-) -> Sources:
+def source_status(plans: Mapping[OperatorId, OperatorPlan], guard: SourceGuard) -> Sources:
     """What each operator reads from outside of the flow, and why the replay guard does not check it, if it does not."""
     found: dict[OperatorId, list[SourceStatus]] = {}
     for name, plan in plans.items():
-        notes = [(source, why_not_guarded(source)) for source in plan.sources]
-        found[name] = [SourceStatus(source=one.format, guarded=note is None, note=note or "") for one, note in notes]
+        notes = [(source, guard.why_not_guarded(source)) for source in plan.sources]
+        found[name] = [
+            SourceStatus(source=one.format, guarded=note is None, note=guard.warning(one) if note is None else note)
+            for one, note in notes
+        ]
     return found
 
 
@@ -317,6 +319,8 @@ def report_unguarded(flow: FlowName, sources: Sources) -> None:
         for one in read:
             if not one.guarded:
                 log.warning("source_not_guarded", flow=flow, operator=operator, source=one.source, note=one.note)
+            elif one.note:
+                log.warning("source_may_lose_input", flow=flow, operator=operator, source=one.source, note=one.note)
 
 
 # ---------------------------------------------------------------------- sinks, by stored records

@@ -31,7 +31,7 @@ from cutline.storage.checkpoints import LocalCheckpointStore
 from cutline.storage.detached import DetachedLogs
 from cutline.storage.local import LocalStore
 from cutline.storage.metadata.inspector import inspect_coordinator
-from cutline.storage.recorded_positions import recorded_positions
+from cutline.storage.recorded_positions import recorded_positions, recorded_sources
 from cutline.storage.restore_requests import waiting_request
 from cutline.transport.request_files import ask
 
@@ -356,7 +356,8 @@ def _lost_input(
             record = _record(store.checkpoints, manifest, operator)
             if record is None:
                 return ""
-            report = check_sources(guard, recorded_positions(record, here.layout), live)
+            positions, recorded = recorded_positions(record, here.layout), recorded_sources(record, here.layout)
+            report = check_sources(guard, positions, live, recorded=recorded)
             notes.extend(f"{operator}: {note}" for note in report.notes)
             return _told(operator, [f"{one.path}: {one.problem}" for one in report.problems])
 

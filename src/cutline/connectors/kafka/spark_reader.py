@@ -124,7 +124,8 @@ class KafkaReader(DataSourceStreamReader):
         found = ranges(first, last)
         if self._planned != (first, last):
             begin = msgspec.structs.replace(last, offsets={str(number): one.first for number, one in found.items()})
-            self._refuse_lost(self._look(), self._identity(last), begin, last)
+            there = {name: one for name, one in self._look().items() if name in begin.offsets}
+            self._refuse_lost(there, self._identity(last), begin, last)
         return [OffsetRange(number, one.first, one.end) for number, one in sorted(found.items()) if one.end > one.first]
 
     def stop(self) -> None:

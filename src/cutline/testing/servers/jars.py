@@ -28,7 +28,7 @@ class JarSet(NamedTuple):
     name: str
     #: ``group:artifact:version``.
     artifacts: tuple[str, ...]
-    #: ``group:artifact`` that Spark brings itself, or that would only be in the way.
+    #: ``group:artifact`` that Spark brings itself, or that would only be in the way; ``*:*``: all that is not named.
     excluded: tuple[str, ...] = ()
 
 
@@ -66,7 +66,19 @@ S3A = JarSet(
 )
 #: Spark's file manager for object stores, the newest that was published. Cutline refuses it; a test shows why.
 SPARK_CLOUD = JarSet("spark-cloud", ("org.apache.spark:spark-hadoop-cloud_2.13:4.1.2",), excluded=("*:*",))
-SETS = {one.name: one for one in (KAFKA, HDFS, S3A, SPARK_CLOUD)}
+#: Spark's own Kafka connector, for its class path, without what Spark brings itself. All of it is named: its own
+#: descriptor would look for the rest in a mirror that not every machine reaches. There is none for Spark 4.3 yet.
+SPARK_KAFKA = JarSet(
+    "spark-kafka",
+    (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.0-preview1",
+        "org.apache.kafka:kafka-clients:3.9.2",
+        "org.apache.commons:commons-pool2:2.13.1",
+    ),
+    ("*:*",),
+)
+SETS = {one.name: one for one in (KAFKA, SPARK_KAFKA, HDFS, S3A, SPARK_CLOUD)}
 
 
 def cache_folder() -> Path:

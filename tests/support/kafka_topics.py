@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, ResourceType
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 _SECONDS = 60.0
 
@@ -59,7 +59,8 @@ class Topic:
         self.configure("retention.ms", "-1")
 
     def configure(self, setting: str, value: str) -> None:
-        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry
+        from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+        from confluent_kafka.admin._resource import ResourceType
 
         entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.name, incremental_configs=[entry])

@@ -130,6 +130,7 @@ def _pages(client: Any, servers: str, place: _Place, end: int) -> Iterator[tuple
             found = [message for message in found if message.error() is None]
         if found:
             offsets = [message.offset() for message in found]
+            _check_range(found[0], found[-1], servers, place, at)
             at = max(at, offsets[-1] + 1)
             if offsets[-1] >= end:
                 found = found[: bisect.bisect_left(offsets, end)]
@@ -140,6 +141,17 @@ def _pages(client: Any, servers: str, place: _Place, end: int) -> Iterator[tuple
             raise NotDone(
                 f"topic {place.topic}, partition {place.partition} returns nothing after offset {at}", servers=servers
             )
+
+
+def _check_range(first: Any, last: Any, servers: str, place: _Place, at: int) -> None:
+    """A kept consumer must never return what it had fetched for another range: these would be wrong rows."""
+    own = (place.topic, place.partition)
+    if first.offset() < at or any((one.topic(), one.partition()) != own for one in (first, last)):
+        raise NotDone(
+            f"topic {place.topic}, partition {place.partition}: offset {at} was requested, and topic {first.topic()}, "
+            f"partition {first.partition()}, offset {first.offset()} was returned",
+            servers=servers,
+        )
 
 
 def _reached(found: Sequence[Any], servers: str, place: _Place, at: int) -> int:

@@ -86,9 +86,13 @@ class SourceWatch:
         today = Today(newest, self._planned(operator), load_recorded(live))
         try:
             progress = kind.progress(newest, [] if stored is None else [stored], today) if kind.progress else None
+            ahead = kind.check(newest, live / "sources", today).problems
         except CutlineError as error:
             return SourceLag(source=kind.name, problem=without_secrets(str(error)), at_ms=now_ms())
-        return None if progress is None else lag_of(progress)
+        if progress is None:
+            return None
+        lost = f"{ahead[0].path} cannot be read: {ahead[0].problem}" if ahead else ""
+        return msgspec.structs.replace(lag_of(progress), problem=without_secrets(lost))
 
     def _oldest(self, operator: OperatorId) -> tuple[Epoch, Mapping[str, bytes | None]]:
         """The oldest checkpoint to which this operator can be restored, and its positions there."""

@@ -23,7 +23,7 @@ from cutline.connectors.nats import positions as nats_positions
 from cutline.connectors.postgres import positions as postgres_positions
 from cutline.errors import CutlineError, Refused
 from cutline.model.plan import PlannedSource, RecordedSource
-from cutline.ports.inspection import SourceReport
+from cutline.ports.inspection import SourceProgress, SourceReport
 from cutline.ports.source_guard import SourceKind, Today
 
 log = get_logger(__name__)
@@ -42,6 +42,8 @@ class _AsksServer(Protocol):
 
     def beginning(self, position: bytes) -> bytes: ...
 
+    def progress(self, position: bytes, stored: Sequence[bytes]) -> SourceProgress | None: ...
+
 
 def _asking(server: _AsksServer, name: str, field: str) -> SourceKind:
     """A kind of which a server must be asked; ``field``: where its offsets hold the address."""
@@ -57,7 +59,19 @@ def _asking(server: _AsksServer, name: str, field: str) -> SourceKind:
     def beginning(position: bytes, _: Path) -> bytes:
         return server.beginning(position)
 
-    return SourceKind(name, lambda position, _: server.is_mine(position), check, moved, beginning, server.KIND)
+    def progress(newest: bytes, stored: Sequence[bytes], today: Today) -> SourceProgress | None:
+        known, *others = _at_known_server([newest, *stored], today, server.KIND, field)
+        return None if known is None else server.progress(known, [one for one in others if one is not None])
+
+    return SourceKind(
+        name,
+        lambda position, _: server.is_mine(position),
+        check,
+        moved,
+        beginning,
+        server.KIND,
+        progress=progress,
+    )
 
 
 def _at_known_server(positions: Sequence[bytes | None], today: Today, kind: str, field: str) -> list[bytes | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from cutline.model.plan import PlannedSource, RecordedSource
-from cutline.ports.inspection import SourceReport
+from cutline.ports.inspection import SourceProgress, SourceReport
 
 
 class Today(NamedTuple):
@@ -47,6 +47,9 @@ class SourceKind(NamedTuple):
     why_not: Callable[[PlannedSource], str] | None = None
     #: (the source as it is set up now) → what a person should know of it although it is guarded; empty: nothing.
     warning: Callable[[PlannedSource], str] | None = None
+    #: (the newest offset, offsets of checkpoints, what else is known) → lag, and until when each of them can be reread.
+    #: Raises StoreError if a server does not answer. None: nothing is known of it; or None is returned, for one source.
+    progress: Callable[[bytes, Sequence[bytes], Today], SourceProgress | None] | None = None
 
 
 class SourceGuard(Protocol):

@@ -44,7 +44,7 @@ from cutline.runtime.handle import RunningFlow
 from cutline.runtime.lifecycle import FailureSink
 from cutline.runtime.metrics import Metrics
 from cutline.runtime.parts import Background, Definition, FlowParts, Settled, Stores, Workers
-from cutline.runtime.status import link_counts, source_status
+from cutline.runtime.status import link_counts
 from cutline.runtime.stores import open_stores
 from cutline.runtime.workers import WorkerFactory
 from cutline.savepoints.automatic import AutomaticSavepoints, resolved
@@ -126,7 +126,7 @@ class FlowAssembly:
             outages=outages,
             automatic=automatic,
         )
-        run = RunningFlow(parts, source_status(self.definition.plans, ReplayGuard()), release_lock)
+        run = RunningFlow(parts, ReplayGuard(), release_lock)
         failures.register(on_fatal=run.fail, on_operator_failed=regions.operator_failed)
         self._begin(run, parts)
         return run

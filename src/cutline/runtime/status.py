@@ -46,6 +46,7 @@ from cutline.protocol.history.lineage import lineage_of
 from cutline.protocol.publish.immediate import is_place
 from cutline.runtime.lifecycle import Lifecycle
 from cutline.runtime.measures.rates import Rates
+from cutline.runtime.measures.sources import SourceWatch
 from cutline.runtime.measures.state_sizes import StateSizes
 from cutline.runtime.parts import FlowParts
 from cutline.worker.operator import OperatorService
@@ -70,8 +71,9 @@ Sources = Mapping[OperatorId, list[SourceStatus]]
 class StatusBuilder:
     """Builds the status of a flow; after its end, returns the last status."""
 
-    def __init__(self, parts: FlowParts, sources: Sources, lifecycle: Lifecycle) -> None:
+    def __init__(self, parts: FlowParts, sources: Sources, lifecycle: Lifecycle, watch: SourceWatch) -> None:
         self._parts = parts
+        self._watch = watch
         self.metrics = parts.metrics
         self._graph = parts.definition.graph
         self._sources = sources
@@ -201,6 +203,7 @@ class StatusBuilder:
             problem=supervisor.problem,
             trace=supervisor.trace,
             state_bytes=self._states.of(name, service.batches_total, query) if is_stateful else None,
+            source_lag=self._watch.of(name),
         )
 
 

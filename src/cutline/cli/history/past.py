@@ -21,12 +21,14 @@ from cutline.errors import CutlineError, StoreError
 from cutline.model.checkpoint import Manifest, OperatorRecord
 from cutline.model.ids import NO_EPOCH, Epoch, OperatorId, SinkId
 from cutline.model.status import RESTORE_LIMITS, RestoreLimits, RewindWindow
-from cutline.ports.inspection import CoordinatorRecords
+from cutline.ports.inspection import CoordinatorRecords, Expiry
+from cutline.ports.source_guard import Today
 from cutline.protocol.history.known_checkpoints import complete_epoch
 from cutline.protocol.recovery.facts import SinkFacts
 from cutline.protocol.recovery.restorable import Release, released_at
 from cutline.protocol.recovery.sink_rules import why_not_restored
-from cutline.spark_dir.source_check import check_sources
+from cutline.spark_dir.recorded_sources import load_recorded
+from cutline.spark_dir.source_check import check_sources, newest_positions
 from cutline.storage.checkpoints import LocalCheckpointStore
 from cutline.storage.detached import DetachedLogs
 from cutline.storage.local import LocalStore
@@ -109,13 +111,14 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
     released = _released(options, manifests, known, at_ms)
     lost_input = list(_lost_input(here, store, manifests, notes)) if asks else []
     refusals = _refusals(here, manifests, lost_input, windows, options, notes)
+    expiries = _expiries(here, store, manifests) if asks else {}
     epochs, before = [], frozenset[str]()
     for one in manifests:
         figures, before = _figures(store.checkpoints, one, known, before)
         if not figures.is_whole:
             notes.append(f"records of epoch {one.epoch} cannot be read: see cutline verify {here.flow} {one.epoch}")
-        release = released.get(one.epoch)
-        until_ms = release.at_ms if release is not None else None
+        release, expiry = released.get(one.epoch), expiries.get(one.epoch, Expiry(None))
+        until_ms, limit = until(release, expiry, _limited_by(one, options, known, release))
         epochs.append(
             PastEpoch(
                 epoch=one.epoch,
@@ -133,7 +136,7 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
                 why_not=refusals[one.epoch],
                 restorable_until=iso(until_ms) if until_ms is not None else None,
                 until_ms=until_ms,
-                limited_by=_limited_by(one, options, known, release),
+                limited_by=limit,
             )
         )
     waiting = waiting_request(here.layout)
@@ -173,6 +176,14 @@ def _refused_by_logs(here: FlowHere, manifest: Manifest, options: Options, notes
         notes.append(f"epoch {manifest.epoch} can be restored only if the remote tier has it: {missing}")
         return []
     return [f"its rows in flight are not in the logs any more: {missing}"] if missing else []
+
+
+def until(release: Release | None, expiry: Expiry, limited_by: str) -> tuple[int | None, str]:
+    """When retention releases an epoch or its sources drop its input, whichever comes first, and what that is."""
+    released_ms = None if release is None else release.at_ms
+    if expiry.at_ms is None or (released_ms is not None and released_ms <= expiry.at_ms):
+        return released_ms, limited_by
+    return expiry.at_ms, f"source retention ({expiry.limit})"
 
 
 def _limited_by(manifest: Manifest, options: Options, known: CoordinatorRecords, release: Release | None) -> str:
@@ -365,6 +376,39 @@ def _lost_input(
             yield from _up_to_last_problem(own, problem)
         except (CutlineError, OSError) as error:
             notes.append(f"whether {operator} can read its input again is not known: {without_secrets(str(error))}")
+
+
+def _expiries(here: FlowHere, store: LocalStore, manifests: Sequence[Manifest]) -> dict[Epoch, Expiry]:
+    """Until when sources keep what each epoch needs, as far as they tell; whether it is there is checked apart."""
+    generations, guard = store.generations.load_all(), ReplayGuard()
+    found: dict[Epoch, Expiry] = {}
+    for operator, inputs in generations[-1].inputs.items() if generations else ():
+        known = [
+            (one.epoch, _record(store.checkpoints, one, operator)) for one in manifests if operator in one.operators
+        ]
+        if inputs or not known:
+            continue
+        live = here.layout.spark_checkpoint_dir(operator, generations[-1].spark_dirs[operator])
+        with contextlib.suppress(CutlineError, OSError):  # asked again, and told, when its input is checked
+            for epoch, expiry in _operator_expiries(here, guard, live, known):
+                before = found.get(epoch, Expiry(None))
+                if before.at_ms is None or (expiry.at_ms is not None and expiry.at_ms < before.at_ms):
+                    found[epoch] = expiry
+    return found
+
+
+def _operator_expiries(
+    here: FlowHere, guard: ReplayGuard, live: Path, known: Sequence[tuple[Epoch, OperatorRecord | None]]
+) -> Iterator[tuple[Epoch, Expiry]]:
+    stored = [(epoch, recorded_positions(one, here.layout)) for epoch, one in known if one is not None]
+    for name, newest in newest_positions(live).items():
+        kind = None if newest is None else guard.kind_of(newest, live / "sources" / name)
+        if newest is None or kind is None or kind.progress is None:
+            continue
+        own = [(epoch, position) for epoch, positions in stored if (position := positions.get(name)) is not None]
+        progress = kind.progress(newest, [one for _, one in own], Today(newest, recorded=load_recorded(live)))
+        if progress is not None:
+            yield from zip([epoch for epoch, _ in own], progress.expiries, strict=False)
 
 
 def _told(operator: OperatorId, problems: Sequence[str]) -> str:

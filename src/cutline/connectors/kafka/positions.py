@@ -10,7 +10,7 @@ import msgspec
 from cutline.connectors.kafka.client import Bounds, bounds_of, consumer, partitions_of, topic_id
 from cutline.connectors.source_options import SourcePosition, convert, parse
 from cutline.errors import LostInputError
-from cutline.ports.inspection import FileProblem, SourceReport
+from cutline.ports.inspection import FileProblem, SourceProgress, SourceReport
 
 KIND = "cutline_kafka"
 
@@ -155,6 +155,17 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
     end = parse_position(latest)
     there, identity = _look(start, end)
     return SourceReport(lost_between(there, identity, start, end))
+
+
+def progress(position: bytes, stored: Sequence[bytes]) -> SourceProgress | None:
+    """Raises NotDone if no broker can be asked."""
+    from cutline.connectors.kafka.retention import progress_of
+
+    newest, known = parse_position(position), [parse_position(one) for one in stored]
+    if newest is None:
+        return None
+    offsets = [{} if one is None or one.topic != newest.topic else {one.topic: one.offsets} for one in known]
+    return progress_of(newest.servers, {newest.topic: newest.offsets}, offsets)
 
 
 def beginning(position: bytes) -> bytes:

@@ -26,9 +26,10 @@ from cutline.connectors.kafka.positions import (
     moved_plan,
     topic_bounds,
 )
+from cutline.connectors.kafka.retention import progress_of
 from cutline.errors import ConfigError, LostInputError
 from cutline.model.plan import PlannedSource, RecordedSource
-from cutline.ports.inspection import FileProblem, SourceReport
+from cutline.ports.inspection import FileProblem, SourceProgress, SourceReport
 from cutline.ports.source_guard import SourceKind, Today
 
 FORMAT = "kafka"
@@ -248,6 +249,14 @@ def _moved(positions: Sequence[bytes], today: Today) -> list[bytes]:
     return [msgspec.json.encode(one) for one in result]
 
 
+def _progress(position: bytes, stored: Sequence[bytes], today: Today) -> SourceProgress | None:
+    newest = parse_position(position)
+    source = _source_of(newest, today) if newest else ""
+    if not newest or isinstance(source, str):
+        return None
+    return progress_of(source.servers, newest, [parse_position(one) or {} for one in stored])
+
+
 def _recorded(source: PlannedSource) -> RecordedSource:
     subscription = _subscription(source.settings)
     topics = [*subscription.topics, *subscription.assigned]
@@ -269,4 +278,5 @@ SPARK_KAFKA = SourceKind(
     recorded=_recorded,
     why_not=_why_not,
     warning=_warning,
+    progress=_progress,
 )

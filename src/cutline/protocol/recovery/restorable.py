@@ -20,6 +20,21 @@ class Release:
     is_by_age: bool = False
 
 
+def kept_until(
+    written_ms: int, now_ms: int, *, age_ms: int | None = None, most_bytes: int | None = None, ahead_bytes: int = 0
+) -> int | None:
+    """Until when a log keeps a message that was written at ``written_ms``, if it grows as it has since; None: forever.
+
+    ``age_ms``: it is dropped when it is that old. ``most_bytes``: it is dropped when more than that follows it;
+    ``ahead_bytes``: as much follows it now. A log may keep it longer: it drops whole files.
+    """
+    ends = [written_ms + age_ms] if age_ms is not None else []
+    if most_bytes is not None and ahead_bytes > 0:
+        passed_ms = max(now_ms - written_ms, 1)
+        ends.append(written_ms + passed_ms * most_bytes // ahead_bytes)
+    return min(ends, default=None)
+
+
 def released_at(
     policy: RetentionPolicy,
     complete: Sequence[CompleteEpoch],

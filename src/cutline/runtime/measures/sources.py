@@ -30,7 +30,7 @@ _FIRST_SECONDS = 1.0
 
 
 class SourceWatch:
-    """Knows the lag of every operator that reads from servers. Nothing depends on it: it is for people and metrics."""
+    """Knows the lag of every operator that reads from servers. Nothing depends on it: it is shown, and a metric."""
 
     def __init__(self, parts: FlowParts, guard: SourceGuard, lifecycle: Lifecycle) -> None:
         self._parts = parts

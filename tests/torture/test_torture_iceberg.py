@@ -9,6 +9,7 @@ from typing import Any
 
 import pyiceberg.io.pyarrow  # noqa: F401 (so that the lives need not import it, each anew)
 import pytest
+from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 
@@ -40,7 +41,7 @@ def reader(catalog: str) -> Iterator[Callable[[], View]]:
         yield lambda: {name: _rows(opened, f"t.{name}") for name in (EVENTS, LATEST)}
 
 
-def _rows(catalog: SqlCatalog, name: str) -> list[Row]:
+def _rows(catalog: Catalog, name: str) -> list[Row]:
     try:
         table = catalog.load_table(name).scan().to_arrow()
     except NoSuchTableError:

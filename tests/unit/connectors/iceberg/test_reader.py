@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ def start(tmp_path: Path, flow: str = "orders", sink: str = "totals-out") -> Cas
     return Case(sink=one, context=context)
 
 
-def ids(tmp_path: Path, **request: int) -> list[int]:
+def ids(tmp_path: Path, **request: Any) -> list[int]:
     return sorted(cutline.read(iceberg(tmp_path), **request).to_arrow()["id"].to_pylist())
 
 
@@ -51,7 +52,8 @@ def test_rows_that_others_add_are_not_new_epochs(tmp_path: Path) -> None:
     assert ids(tmp_path, as_of=1) == [1, 50]
     assert ids(tmp_path) == [1, 2, 50]
     others.expire_all(tmp_path)
-    for request in ({"after": 1}, {"as_of": 1}):
+    requests: list[dict[str, Any]] = [{"after": 1}, {"as_of": 1}]
+    for request in requests:
         with pytest.raises(SinkError, match="have expired"):
             cutline.read(iceberg(tmp_path), **request)
     assert (cutline.read(iceberg(tmp_path)).epoch, ids(tmp_path)) == (2, [1, 2, 50])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.support import iceberg_others as others
 from tests.support.sink_targets import IcebergTarget, iceberg, iceberg_table
 
 
-def start(tmp_path: Path, points: tuple[int, ...] | None = None, **options: object) -> Case:
+def start(tmp_path: Path, points: tuple[int, ...] | None = None, **options: Any) -> Case:
     sink = iceberg(tmp_path, **options)
     context = IcebergTarget().context()
     sink.open(context)
@@ -119,7 +120,7 @@ def test_what_has_expired_cannot_be_rewound_and_is_told_before(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "upsert", "key": ["id"]}])
-def test_what_a_restore_may_need_does_not_expire(tmp_path: Path, options: dict[str, object]) -> None:
+def test_what_a_restore_may_need_does_not_expire(tmp_path: Path, options: dict[str, Any]) -> None:
     case = start(tmp_path, (2, 5), **options)
     for epoch in range(1, 9):
         case.publish(epoch, epoch, rows(epoch, 1000))

@@ -31,6 +31,7 @@ import psycopg
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import functions as F
 
 from cutline.connectors.generator.spark_reader import payments as true_payments
@@ -299,6 +300,41 @@ def test_delta_modes(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted((str(row["day"]), row["article"], row["cents"]) for row in prices) == sorted(
         (row["day"], row["article"], row["cents"]) for rows in newest.values() for row in rows
     )
+
+
+@pytest.mark.spark
+def test_to_iceberg(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(6)
+    orders: list[Rows] = [
+        [
+            {
+                "order_id": f"{part}-{number}",
+                "customer": f"c{rng.randrange(7)}",
+                "day": f"2026-03-0{rng.randrange(1, 4)}",
+                "cents": rng.randrange(10_000),
+            }
+            for number in range(100)
+        ]
+        for part in range(3)
+    ]
+    feed = partial(_feed, tmp_path, orders)
+    run_with_lost_live_state(spark, tmp_path, example("to_iceberg", tmp_path, monkeypatch), feed)
+
+    uri = f"sqlite:///{tmp_path}/output/catalog.sqlite"
+    with SqlCatalog("default", uri=uri) as catalog:
+        found = {
+            name: catalog.load_table(f"shop.{name}").scan().to_arrow().to_pylist() for name in ("orders", "totals")
+        }
+        by_day = catalog.load_table("shop.orders").scan("day = '2026-03-02'").plan_files()
+        assert {str(task.file.partition[0]) for task in by_day} == {"20514"}
+    truth = [row for part in orders for row in part]
+    assert sorted(({**row, "day": str(row["day"])} for row in found["orders"]), key=itemgetter("order_id")) == sorted(
+        truth, key=itemgetter("order_id")
+    )
+    frame = pd.DataFrame(truth).groupby("customer")["cents"].agg(["count", "sum"])
+    assert sorted((row["customer"], row["orders"], row["cents"]) for row in found["totals"]) == [
+        (customer, int(count), int(cents)) for customer, count, cents in frame.itertuples()
+    ]
 
 
 @pytest.mark.spark

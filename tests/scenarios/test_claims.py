@@ -21,6 +21,7 @@ from cutline.errors import FencedError, FlowFailedError
 from cutline.model.ids import BatchId, Epoch, Generation, SinkId
 from cutline.sinks import Delta, Parquet, SQLite
 from cutline.testing.conformance.sinks import SIMPLE, Case, SinkConformance, rows
+from tests.support.sink_targets import iceberg, iceberg_table
 from tests.support.torture_flow import EVENTS, ROWS_PER_BATCH, TortureFlow, all_rows
 
 
@@ -45,6 +46,25 @@ def test_a_delta_commit_that_is_under_way_conflicts_with_a_claim(tmp_path: Path,
     assert old._publication(permit, [late]).attempt() is not None
     assert new.published() == 1
     assert DeltaTable(str(tmp_path / "t")).to_pyarrow_table()["id"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "upsert", "key": ["id"]}])
+def test_an_iceberg_commit_that_is_under_way_conflicts_with_a_claim(tmp_path: Path, mode: dict[str, Any]) -> None:
+    old = iceberg(tmp_path, **mode)
+    case = case_of(old)
+    old.claim("", expected=old.claimed())
+    case.publish(1, 1, rows(1))
+    late = case.stage(2, rows(2))
+    publication = old._publication(case.permit(2, [late]), [late])
+    judged = publication.due()
+    assert judged is not None
+    new = iceberg(tmp_path, **mode)
+    case_of(new)
+    new.claim("", expected=new.claimed())
+    # It has looked before the claim and goes on from there: this is the very next thing that it does.
+    assert publication.attempt(judged)[1] is not None
+    assert new.published() == 1
+    assert iceberg_table(tmp_path).scan().to_arrow()["id"].to_pylist() == [1]
 
 
 def test_a_parquet_epoch_that_is_prepared_before_a_claim_cannot_be_published_after_it(

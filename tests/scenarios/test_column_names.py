@@ -20,6 +20,7 @@ from cutline.ports.sinks import Sink
 from cutline.sinks import Delta, Foreach, Parquet, SQLite
 from cutline.testing.conformance.sinks import Case, Row, SinkSuite
 from tests.support.column_names import DOTTED, GOOD, LONG, OWN, WITH_NUL
+from tests.support.sink_targets import iceberg
 
 KINDS: dict[str, Callable[[Path, str], Sink]] = {
     "Parquet": lambda path, _: Parquet(path / "out"),
@@ -30,14 +31,20 @@ KINDS: dict[str, Callable[[Path, str], Sink]] = {
     "Delta, second key": lambda path, name: Delta(path / "out", mode="upsert", key=["value", name]),
     "Delta, key and partition": lambda path, name: Delta(path / "out", mode="upsert", key=name, partition_by=name),
     "Delta, overwritten": lambda path, name: Delta(path / "out", mode="overwrite_partitions", partition_by=[name]),
+    "Iceberg": lambda path, _: iceberg(path),
+    "Iceberg, partition": lambda path, name: iceberg(path, partition_by=[name]),
+    "Iceberg, key": lambda path, name: iceberg(path, mode="upsert", key=[name]),
+    "Iceberg, overwritten": lambda path, name: iceberg(path, mode="overwrite_partitions", partition_by=[name]),
     "SQLite": lambda path, _: SQLite(path / "out.db", "out"),
     "SQLite, key": lambda path, name: SQLite(path / "out.db", "out", mode="upsert", key=[name]),
     "SQLite, for good": lambda path, name: SQLite(path / "out.db", "out", mode="upsert", key=[name], rewindable=False),
 }
 #: Where one of these works, the others of GOOD do too.
 RISKY = ("a.b", "[0]", "a,b;(c)", "%2F", 'quo"ted', "a`b", "", "a\nb\tc", "min.value", "partition")
-REPLACE = ("Delta, key", "Delta, key and partition", "Delta, overwritten", "SQLite, key", "SQLite, for good")
-FOLDERS = ("Parquet, partition", "Delta, partition", "Delta, key and partition", "Delta, overwritten")
+REPLACE = {kind for kind in KINDS if "key" in kind or kind.endswith(("overwritten", "for good"))} - {
+    "Delta, second key"
+}
+FOLDERS = {kind for kind in KINDS if kind.endswith(("partition", "overwritten"))}
 
 
 def schema_with(name: str) -> pa.Schema:
@@ -83,9 +90,28 @@ def truth_of(kind: str) -> list[Any]:
     return [after_two] if kind == "SQLite, for good" else [after_two, first]
 
 
-@pytest.mark.parametrize("kind", ["Parquet", "Delta", "SQLite"])
+def names_for(kind: str, *names: str) -> list[str]:
+    """Iceberg takes ``a.b`` for the field ``b`` of a struct ``a``, if there is one."""
+    return [name for name in names if name != "a.b" or not kind.startswith("Iceberg")]
+
+
+def test_iceberg_takes_a_dotted_name_unless_it_is_that_of_a_field(tmp_path: Path) -> None:
+    schema = pa.schema([("a.b", pa.int64()), ("value", pa.int64())])
+    ways: list[dict[str, Any]] = [{}, {"mode": "upsert", "key": ["a.b"]}, {"partition_by": ["a.b"]}]
+    for number, options in enumerate(ways):
+        path = tmp_path / str(number)
+        path.mkdir()
+        sink, context = iceberg(path, **options), SinkSuite().context(schema)
+        sink.open(context)
+        Case(sink=sink, context=context).publish(1, 0, [{"a.b": 1, "value": 2}])
+        assert read(sink).to_arrow().to_pylist() == [{"a.b": 1, "value": 2}]
+    with pytest.raises(SinkError, match="does not tell these columns apart"):
+        iceberg(tmp_path).open(SinkSuite().context(schema_with("a.b")))
+
+
+@pytest.mark.parametrize("kind", ["Parquet", "Delta", "Iceberg", "SQLite"])
 def test_every_name_may_be_that_of_a_value(tmp_path: Path, kind: str) -> None:
-    names = [*GOOD, *DOTTED, LONG]
+    names = names_for(kind, *GOOD, *DOTTED, LONG)
     schema = pa.schema([*((name, pa.int64()) for name in names), ("a", pa.struct([("b", pa.int64())]))])
     sink, context = KINDS[kind](tmp_path, ""), SinkSuite().context(schema)
     sink.open(context)
@@ -96,7 +122,7 @@ def test_every_name_may_be_that_of_a_value(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "," in kind])
 def test_every_name_may_be_that_of_a_key_or_partition(tmp_path: Path, kind: str) -> None:
-    names = [*GOOD, *DOTTED, LONG] if kind in ("Delta, key", "SQLite, key") else [*RISKY]
+    names = names_for(kind, *([*GOOD, *DOTTED, LONG] if kind in ("Delta, key", "SQLite, key") else RISKY))
     if kind not in FOLDERS:
         names += [*DOTTED, LONG]
     elif kind != "Parquet, partition":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from cutline.connectors.sqlite import sink as sqlite_sink
 from cutline.ports.sinks import Sink
 from cutline.sinks import Delta, Parquet, SQLite
 from tests.support.going_back import assert_tables_go_back
+from tests.support.iceberg_others import expire_all
+from tests.support.sink_targets import iceberg, iceberg_table
 from tests.support.torture_flow import (
     EVENTS,
     Row,
@@ -46,6 +49,30 @@ def test_files_and_delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return rows_of(events), rows_of(DeltaTable(tmp_path / "latest").to_pyarrow_table())
 
     assert_tables_go_back(tmp_path / "flow", sinks, read, monkeypatch)
+
+
+def test_iceberg_although_snapshots_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each start someone expires all snapshots: those that a restore needs are tagged."""
+    # The clock goes on while the test works, and a commit syncs many files: they need not survive a power cut here.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+    def sinks() -> Mapping[str, Sink]:
+        for name in ("events", "latest"):
+            if (tmp_path / "catalog.sqlite").exists():
+                expire_all(tmp_path, f"t.{name}")
+        return {
+            "events": iceberg(tmp_path, "t.events"),
+            "latest": iceberg(tmp_path, "t.latest", mode="upsert", key=["key"]),
+        }
+
+    def read() -> tuple[list[Row], list[Row]]:
+        events, latest = (iceberg_table(tmp_path, f"t.{name}").scan().to_arrow() for name in ("events", "latest"))
+        return rows_of(events), rows_of(latest)
+
+    assert_tables_go_back(tmp_path / "flow", sinks, read, monkeypatch)
+    # What no checkpoint needs any more has expired, and what is tagged is as much as the flow keeps.
+    kept = len(iceberg_table(tmp_path, "t.events").snapshots())
+    assert kept < 70, kept
 
 
 def sqlite_sinks(database: Path) -> dict[str, Sink]:

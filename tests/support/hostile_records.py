@@ -21,6 +21,7 @@ from cutline.base import records
 from cutline.channels import entry_files as codec
 from cutline.channels.in_flight import entry_paths
 from cutline.connectors.foreach.sink import Done, FunctionRecord
+from cutline.connectors.iceberg.ledger import TableLedger
 from cutline.connectors.kafka.sink import TopicLedger
 from cutline.connectors.nats.ledger import StreamLedger
 from cutline.connectors.parquet.sink import FolderRecord
@@ -82,6 +83,11 @@ SEEDS: dict[str, tuple[str, Any, Any]] = {
         "foreach-sink-ledger",
         FunctionRecord,
         FunctionRecord(flow=FLOW, sink=TABLE, schema_ipc=b"schema", done=(Done(epoch=Epoch(3), digest="d"),)),
+    ),
+    "iceberg-ledger": (
+        "iceberg-sink-ledger",
+        TableLedger,
+        TableLedger(flow=FLOW, sink=SinkId("out"), published=Epoch(3), digest="d", claim="c h", snapshot=7, sequence=4),
     ),
     "stream-ledger": (
         "stream-ledger",

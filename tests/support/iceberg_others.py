@@ -46,9 +46,11 @@ def compact(folder: Path) -> int:
     return len(old)
 
 
-def expire_all(folder: Path) -> None:
+def expire_all(folder: Path, table: str = "shop.totals") -> None:
     """Expire every snapshot that no branch and no tag names."""
-    iceberg_table(folder).maintenance.expire_snapshots().older_than(datetime.now(UTC) + timedelta(days=1)).commit()
+    iceberg_table(folder, table).maintenance.expire_snapshots().older_than(
+        datetime.now(UTC) + timedelta(days=1)
+    ).commit()
 
 
 def roll_back(folder: Path, snapshot_id: int) -> None:

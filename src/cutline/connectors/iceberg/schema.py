@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cutline.errors import InvariantViolation
+from cutline.errors import InvariantViolation, SinkError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 2
 #: The key of a column's id in the metadata of an Arrow field; it becomes that of the Parquet column.
 FIELD_ID = b"PARQUET:field_id"
+#: The partition by a column without a name: partitions need one.
+_NAMELESS = "cutline_partition"
 #: The transform whose value is the column's own.
 IDENTITY = "identity"
 
@@ -31,8 +33,13 @@ def table_schema(files: pa.Schema) -> Schema:
     """The schema of a new table for such files. The catalog gives the columns their ids."""
     from pyiceberg.schema import Schema
 
-    ids = itertools.count(1)
-    return Schema(*_fields(files, ids))
+    try:
+        return Schema(*_fields(files, itertools.count(1)))
+    except ValueError as error:
+        raise SinkError(
+            f"Iceberg does not tell these columns apart: {error}",
+            next_step="rename one of them in the flow: a column a.b may not stand beside a struct a with a field b",
+        ) from error
 
 
 def partition_spec(schema: Schema, partition_by: Sequence[str]) -> PartitionSpec:
@@ -46,7 +53,7 @@ def partition_spec(schema: Schema, partition_by: Sequence[str]) -> PartitionSpec
                 source_id=schema.find_field(name).field_id,
                 field_id=PARTITION_FIELD_ID_START + number,
                 transform=IdentityTransform(),
-                name=name,
+                name=name or _NAMELESS,
             )
             for number, name in enumerate(partition_by)
         )

@@ -243,6 +243,12 @@ class Iceberg:
                     next_step="give the sink a folder for it: warehouse=…",
                     table=self.table,
                 ) from None
+            if isinstance(error, ValueError):
+                raise SinkError(
+                    f"the catalog does not take the table: {self._address.describe(error)}",
+                    next_step="rename columns in the flow, or create the table by other means",
+                    table=self.table,
+                ) from None
             raise self._address.unreachable(error, table=self.table) from None
         found = self._target.find()
         if found is None:

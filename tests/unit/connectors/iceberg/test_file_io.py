@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from cutline.connectors.iceberg import commits, ledger
+from cutline.connectors.iceberg import commits
 from cutline.connectors.iceberg.file_io import SyncedFileIO, folder_of
+from cutline.connectors.iceberg.ledger import stored_ledger
 from cutline.errors import SinkError
 from cutline.model.ids import Epoch
 from cutline.testing.conformance.sinks import Case, rows
@@ -62,7 +63,7 @@ def test_everything_is_synced_before_the_catalog_names_it(
         return told
 
     monkeypatch.setattr(os, "fsync", noting)
-    monkeypatch.setattr(commits, "stored_ledger", before_the_catalog(ledger.stored_ledger))
+    monkeypatch.setattr(commits, "stored_ledger", before_the_catalog(stored_ledger))
     written_metadata = SqlCatalog._write_metadata
 
     def checked(metadata: Any, io: Any, metadata_path: str, **more: Any) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from cutline.fingerprint.bytecode import are_same, bytecode, codes_in
 from cutline.fingerprint.reduced import text_of
+from cutline.fingerprint.sources import parsed
 
 #: These are in the description of a flow by their versions already.
 _DESCRIBED = frozenset({"cutline", "pyspark", "py4j", "__main__"})
@@ -94,7 +95,7 @@ def _look_at(name: str) -> tuple[str, frozenset[str]]:
     linecache.checkcache(filename)
     try:
         text = "".join(linecache.getlines(filename, dict(namespace)))
-        tree = ast.parse(text)
+        tree = parsed(text)
         package = str(namespace.get("__package__") or "")
         imports = frozenset(imports_in([tree], package))
         running = _running(namespace, filename)

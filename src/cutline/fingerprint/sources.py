@@ -7,7 +7,9 @@ A file may have been edited since it was loaded, so its text counts only where i
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
+import time
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +22,17 @@ _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 _Place = tuple[str, int]
 #: What ``from module import *`` binds.
 _ANY_NAME = "*"
+_PARSE_TRIES, _PARSE_PAUSE_SECONDS = 10, 0.02
+
+
+def parsed(text: str) -> ast.Module:
+    """CPython 3.11 counts the depth of all threads' trees together: a thread that formats a traceback at this moment,
+    which parses too, makes this one fail for nothing."""
+    for _ in range(_PARSE_TRIES - 1):
+        with contextlib.suppress(SystemError):
+            return ast.parse(text)
+        time.sleep(_PARSE_PAUSE_SECONDS)
+    return ast.parse(text)
 
 
 class SourceFile:
@@ -51,7 +64,7 @@ class SourceFile:
         linecache.checkcache(filename)
         text = "".join(linecache.getlines(filename, dict(module)))
         try:
-            return cls(ast.parse(text), compile(text, filename, "exec", dont_inherit=True)) if text else None
+            return cls(parsed(text), compile(text, filename, "exec", dont_inherit=True)) if text else None
         except (SyntaxError, ValueError, RecursionError):
             return None
 

@@ -219,6 +219,9 @@ class Replicator:
         except FencedError as error:
             self._on_fatal(error)
         except Exception as error:  # the outermost loop: otherwise the end of uploads would go unnoticed
+            if self._stopping.is_set():  # a store did not answer until the flow was gone, with all that it had open
+                log.info("replication_ended_late", flow=self._flow, error=str(error))
+                return
             log.error("replication_failed", flow=self._flow, exc_info=True)
             self._on_fatal(error)
 

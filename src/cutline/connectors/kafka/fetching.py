@@ -125,12 +125,13 @@ def _pages(client: Any, servers: str, place: _Place, end: int) -> Iterator[tuple
         # fits into the range: what follows stays with the consumer.
         one = client.poll(1.0)
         found = [] if one is None else [one, *client.consume(min(PAGE, end - at) - 1, timeout=0)]
+        asked = at
         if found and any(message.error() is not None for message in found):
             at = max(at, _reached(found, servers, place, at))
             found = [message for message in found if message.error() is None]
         if found:
             offsets = [message.offset() for message in found]
-            _check_range(found[0], found[-1], servers, place, at)
+            _check_range(found[0], found[-1], servers, place, asked)
             at = max(at, offsets[-1] + 1)
             if offsets[-1] >= end:
                 found = found[: bisect.bisect_left(offsets, end)]

@@ -78,7 +78,21 @@ SPARK_KAFKA = JarSet(
     ),
     ("*:*",),
 )
-SETS = {one.name: one for one in (KAFKA, SPARK_KAFKA, HDFS, S3A, SPARK_CLOUD)}
+#: Spark's own readers and writers of Delta and Iceberg tables, the newest that were published: for Spark 4.1.
+SPARK_TABLES = JarSet(
+    "spark-tables",
+    (
+        "io.delta:delta-spark_4.1_2.13:4.4.0",
+        "io.delta:delta-storage:4.4.0",
+        "io.delta:delta-kernel-api:4.4.0",
+        "io.delta:delta-kernel-defaults:4.4.0",
+        "io.delta:delta-kernel-unitycatalog:4.4.0",
+        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+        "org.xerial:sqlite-jdbc:3.51.1.0",
+    ),
+    ("*:*",),
+)
+SETS = {one.name: one for one in (KAFKA, SPARK_KAFKA, HDFS, S3A, SPARK_CLOUD, SPARK_TABLES)}
 
 
 def cache_folder() -> Path:

@@ -48,7 +48,8 @@ class SparkTables:
         environment = {**os.environ, "PYTHONPATH": str(folder_with_pyspark(SPARK))}
         environment.pop("SPARK_HOME", None)
         command = [sys.executable, spark_tables_worker.__file__, jars.classpath(jars.SPARK_TABLES)]
-        self._process: Any = start_child(
+        self._process: Any
+        self._process = start_child(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         self._said: list[str] = []
@@ -100,7 +101,7 @@ class Looking(threading.Thread):
                 self.seen.append({name: self.tables("read", *place) for name, place in self.places.items()})
                 if len(self.seen) % 4 == 2:
                     for place in self.places.values():
-                        self.tables("maintain", *place)
+                        self.tables("maintain", *place, True)
         except BaseException as error:  # noqa: BLE001 (raised by ``ended``)
             self.failure = error
 
@@ -116,7 +117,7 @@ def as_lists(rows: list[Any]) -> list[list[Any]]:
     return sorted(map(list, rows))
 
 
-@pytest.mark.parametrize("appended", [DELTA, ICEBERG])
+@pytest.mark.parametrize("appended", [DELTA, pytest.param(ICEBERG, marks=pytest.mark.soak)])
 def test_they_see_whole_epochs_and_may_rewrite_the_files(
     tmp_path: Path, spark_tables: SparkTables, appended: str
 ) -> None:
@@ -156,6 +157,9 @@ def test_they_see_whole_epochs_and_may_rewrite_the_files(
         publish(flow, 1)
         looking.join(PAUSE_SECONDS)
     seen = looking.ended()
+    for place in places.values():
+        spark_tables("maintain", *place, False)
+    publish(flow, EPOCHS_AFTER)
     flow.stop()
     events = [as_lists(all_rows(count)) for count, _ in cuts.values()]
     latest = [as_lists(newest_rows(with_totals(count))) for _, count in cuts.values()]
@@ -168,7 +172,7 @@ def test_they_see_whole_epochs_and_may_rewrite_the_files(
     assert now() == {"events": events[-1], "latest": latest[-1]}
 
     # What was rewritten since is taken back as if nobody had touched the files.
-    wanted = sorted(cuts)[-3]
+    wanted = sorted(cuts)[-EPOCHS_AFTER - 2]
     count, seen_then = cuts[wanted]
     flow = TortureFlow(tmp_path, sinks(), only_newest=False, retain_checkpoints=100, restore_to=wanted)
     assert now() == {"events": as_lists(all_rows(count)), "latest": as_lists(newest_rows(with_totals(seen_then)))}

@@ -64,8 +64,8 @@ MEANINGS: Mapping[ExitCode, str] = {
     "(`simulate`), a difference (`demo`)",
     ExitCode.WRONG_USE: "the command line is wrong; `verify`: the check could not run",
     ExitCode.UNEXPECTED: "a bug in Cutline: the text names the file with the trace. Please report it",
-    ExitCode.INTERRUPTED: "interrupted by Ctrl-C. `run` stops the flow and ends with 0",
-    ExitCode.TERMINATED: "ended by SIGTERM. `run` stops the flow and ends with 0",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C. `run` stops the flow and ends with 0, unless it still starts",
+    ExitCode.TERMINATED: "ended by SIGTERM. `run` stops the flow and ends with 0, unless it still starts",
 }
 
 

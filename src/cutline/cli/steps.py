@@ -30,6 +30,8 @@ class _Taken:
     ended_s: float | None = None
     size_bytes: int = 0
     of_bytes: int = 0
+    #: False: an error or a signal has ended it.
+    is_done: bool = True
 
     def told(self) -> str:
         if not self.of_bytes:
@@ -86,7 +88,7 @@ class Steps:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_step()
+        self._end_step(is_done=error is None)
         if self._live is not None:
             self._live.transient = error is None
             self._live.stop()
@@ -119,10 +121,10 @@ class Steps:
         with self._lock:
             self._footer = footer
 
-    def _end_step(self) -> None:
+    def _end_step(self, *, is_done: bool = True) -> None:
         with self._lock:
             if self._taken and self._taken[-1].ended_s is None:
-                self._taken[-1].ended_s = self._monotonic()
+                self._taken[-1].ended_s, self._taken[-1].is_done = self._monotonic(), is_done
 
     def _summary(self) -> str:
         with self._lock:
@@ -138,7 +140,7 @@ class Steps:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         with self._lock:
-            taken = [_Taken(one.name, one.told(), one.began_s, one.ended_s) for one in self._taken]
+            taken = [_Taken(one.name, one.told(), one.began_s, one.ended_s, is_done=one.is_done) for one in self._taken]
             footer = self._footer
         now_s = self._monotonic()
         yield Text.assemble((self._title, "bold"), ("  Ctrl-C ends it", "dim"))
@@ -148,11 +150,17 @@ class Steps:
         table.add_column(justify="right", no_wrap=True)
         table.add_column(overflow="fold")
         for one in taken:
-            mark = _TURNING[int(now_s * _REFRESHES_PER_SECOND) % len(_TURNING)] if one.ended_s is None else "✓"
+            mark, style = self._mark(one, now_s)
             seconds = Text(f"{one.seconds(now_s):.1f} s", style="dim")
-            table.add_row(*map(Text.copy, (Text(mark, style="green"), Text(one.name), seconds, Text(one.detail))))
+            table.add_row(*map(Text.copy, (Text(mark, style=style), Text(one.name), seconds, Text(one.detail))))
         for name in self._names[len(taken) :]:
             table.add_row(Text(), Text(name, style="dim"))
         yield table
         if footer:
             yield Text(footer, style="dim", overflow="fold")
+
+    def _mark(self, one: _Taken, now_s: float) -> tuple[str, str]:
+        """A sign and its colour."""
+        if one.ended_s is None:
+            return _TURNING[int(now_s * _REFRESHES_PER_SECOND) % len(_TURNING)], "green"
+        return ("✓", "green") if one.is_done else ("✗", "red")

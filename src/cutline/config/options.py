@@ -111,8 +111,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         PerOperator(),
         Doc(
             "Time between automatic checkpoints, and so the time that rows wait to be published. The first one of a "
-            "new flow begins as soon as every operator with a sink has made rows. 0: checkpoints are taken only on "
-            "request."
+            "new flow begins as soon as every operator with a sink has made rows, or after this time. 0: checkpoints "
+            "are taken only on request."
         ),
     ] = 10_000
     checkpoint_every_batches: Annotated[

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from cutline.base.logs import get_logger
+from cutline.base.traces import cause_in, store_trace
 from cutline.errors import FlowFailedError
 from cutline.ports.progress import Progress, Step
 from cutline.runtime.parts import FlowParts
@@ -161,8 +163,10 @@ class Lifecycle:
             for step in self._steps_down():
                 try:
                     step()
-                except Exception:
-                    log.warning("shutdown_step_failed", flow=self._flow, exc_info=True)
+                except Exception as error:  # noqa: BLE001 (the JVM may be gone already: a signal reaches both)
+                    text = "".join(traceback.format_exception(error))
+                    trace = store_trace(self._parts.definition.layout.traces, "shutdown", text)
+                    log.warning("shutdown_step_failed", flow=self._flow, error=cause_in(text).what, trace=str(trace))
             self.ended.set()
             log.info("flow_stopped", flow=self._flow)
 

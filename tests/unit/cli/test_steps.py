@@ -102,4 +102,5 @@ def test_a_start_that_fails_says_no_summary_and_leaves_the_table_on_the_screen()
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert "local[*]" in shown.split("\x1b[2K")[-1]
+    assert "✗" in shown.split("\x1b[2K")[-1] and "✓" not in shown.split("\x1b[2K")[-1], "it did not end well"
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is hidden for good"

@@ -88,6 +88,10 @@ def load_flow(path: Path, name: str | None) -> Flow:
     )
 
 
+#: What PySpark raises if a UDF or a column is made before there is a session.
+_NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
+
+
 def _run_file(path: Path) -> dict[str, Any]:
     try:
         return runpy.run_path(str(path))
@@ -109,6 +113,8 @@ def _next_step(error: BaseException) -> str:
         return f"install the package that has {error.name}, or correct the import"
     if isinstance(error, SystemExit):
         return 'keep what ends the process below: if __name__ == "__main__"'
+    if _NO_SESSION in str(error):
+        return "there is no session while the file is loaded: do this inside of the operator's function"
     return "correct the file"
 
 

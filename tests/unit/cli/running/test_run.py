@@ -35,3 +35,14 @@ def test_one_flow_is_not_run_twice(files: list[Path]) -> None:
 def test_options_for_one_flow_are_refused_with_several(files: list[Path], name: str | None, is_restored: bool) -> None:
     with pytest.raises(ConfigError, match="are for one flow"):
         _check_number(files, name, is_restored=is_restored)
+
+
+def test_a_udf_outside_of_an_operator_is_told_where_to_go(files: list[Path]) -> None:
+    files[0].write_text(
+        "from pyspark.errors import PySparkRuntimeError\n"
+        "raise PySparkRuntimeError(errorClass='SESSION_OR_CONTEXT_NOT_EXISTS', messageParameters={})\n"
+    )
+    with pytest.raises(FlowDefinitionError) as refused:
+        _load_flows(files[:1], None)
+    assert refused.value.next_step is not None
+    assert "inside of the operator's function" in refused.value.next_step

@@ -33,6 +33,8 @@ EXCEPTIONS = {
     "Sink": "suite: conformance.sinks; twins.sink.MemorySink publishes batches, it stages no rows",
     "Readable": "part of Sink: the sinks' suite reads through it",
     "Claimable": "part of Sink: the sinks' suite claims if the sink can",
+    "TellsStanding": "optional part of Sink: the sinks' suite asks if the sink can",
+    "RecordsReach": "optional part of Sink: the sinks' suite records if the sink can",
     "RewindsTogether": "optional part of Sink: tested with the SQL sinks, which can",
     "RewindsSoFar": "optional part of Sink: tested with the Delta and SQL sinks",
     "RewindsToPoints": "optional part of Sink: tested with the SQL sinks",

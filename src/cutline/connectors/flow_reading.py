@@ -92,7 +92,7 @@ def read(
             raise ConfigError(
                 "after= and name= are for one sink", next_step="read one sink with them, or all without them"
             )
-        return _Tables.of(cast("Tables", what), flow, leave_out).read(as_of, timeout_s=timeout_s)
+        return _Tables.of(what, flow, leave_out).read(as_of, timeout_s=timeout_s)
     if leave_out:
         raise ConfigError("leave_out= is for several sinks", next_step="name a flow, or sinks in a list")
     return read_sink(cast("Sink", what), after=after, as_of=as_of, flow=flow, name=name)

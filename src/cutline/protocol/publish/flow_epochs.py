@@ -4,9 +4,9 @@ Tables in different systems cannot be published in one transaction, so at any mo
 epoch that all of them have reached is one cut of the flow, and readers get that one from each table.
 
 An epoch without rows leaves no trace in a ledger. So a sink also stores its *reach*: up to which epoch nothing is
-missing. It is valid only for the ledger that it was stored for: a claim, a publication or a rewind makes it void, and a
-reach that was lost, or came late from a process that was thought dead, makes readers see an older epoch, never a wrong
-one.
+missing. It is valid only for the ledger that it was stored for: a publication or a rewind makes it void, and a later
+claim limits it to what the later start continued from. A reach that was lost, or came late from a process that was
+thought dead, makes readers see an older epoch, never a wrong one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cutline.model.history import Takeover
+from cutline.model.history import Identity, Takeover
 from cutline.model.ids import NO_EPOCH, Epoch
 from cutline.protocol.history.histories import others_after, takeovers_in
 from cutline.protocol.publish.immediate import is_place
@@ -31,6 +31,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     published: Epoch
     rewound: Epoch
     token: str
+    #: The newest two starts that the claim names: the next start may have taken the place of the newest.
+    starts: tuple[Identity, ...] = ()
     #: The flow takes checkpoints operator by operator: its epochs are not cuts of the whole flow.
     is_per_operator: bool = False
 
@@ -63,9 +65,15 @@ class Standing:
     def reached(self) -> Epoch:
         """Up to this epoch nothing is missing. A reach below the newest epoch: the sink keeps rows given up since."""
         reach = self.reach
-        if reach is None or (reach.token, reach.published, reach.rewound) != (self.token, self.published, self.rewound):
+        if reach is None or (reach.published, reach.rewound) != (self.published, self.rewound):
             return self.published
-        return reach.epoch
+        if reach.token == self.token:
+            return reach.epoch
+        takeovers = takeovers_in(self.claim) or ()
+        if _identities(takeovers).isdisjoint(reach.starts):
+            return self.published
+        later = [one.epoch for one in others_after(takeovers, reach.starts)]
+        return max(self.published, min([reach.epoch, *later]))
 
     @property
     def is_per_operator(self) -> bool:
@@ -89,6 +97,7 @@ def reach_to_store(standing: Standing, epoch: Epoch, *, is_per_operator: bool, a
         published=standing.published,
         rewound=standing.rewound,
         token=standing.token,
+        starts=tuple(one.identity for one in (takeovers_in(standing.claim) or ())[-2:]),
         is_per_operator=is_per_operator,
     )
 

@@ -62,6 +62,20 @@ def test_a_reach_is_void_once_its_ledger_has_changed() -> None:
     assert replace(sparse, published=Epoch(2)).reached == 2
 
 
+def test_a_reach_holds_for_the_next_start_as_far_as_that_continued() -> None:
+    sparse = with_reach(standing("b", 3, claim=claim("x", ("1", 0), ("2", 8))), 9)
+    for starts, reached in (
+        ([("1", 0), ("2", 8), ("3", 9)], 9),
+        ([("1", 0), ("2", 8), ("3", 7)], 7),  # restored
+        ([("1", 0), ("2", 8), ("3", 7), ("4", 9)], 7),
+        ([("1", 0), ("3", 8)], 8),  # it took the place of a start that had no checkpoint
+        ([("1", 0), ("2", 8), ("3", 2)], 3),
+        ([("5", 9)], 3),  # of another flow's storage
+    ):
+        assert replace(sparse, claim=claim("y", *starts)).reached == reached, starts
+    assert replace(sparse, claim=claim("y", ("2", 9)), rewound=Epoch(4)).reached == 3
+
+
 def test_a_late_reach_does_not_set_a_sink_back() -> None:
     assert reach_to_store(standing("b", 14), Epoch(13), is_per_operator=False, at_start=False) is None
 

@@ -14,10 +14,13 @@ from cutline.errors import SinkError
 from cutline.ports.sinks import Sink
 from cutline.sinks import Delta, Iceberg, Postgres, SQLite
 from cutline.testing.servers.postgres import PostgresServer
-from tests.support.sink_torture import View, each_number_of_kills, steps_for, torture
+from tests.support.sink_torture import View, steps_for, torture
 from tests.support.torture_flow import EVENTS, FLOW, LATEST, Row
 
 pytestmark = [pytest.mark.kill]
+
+#: With ``make test``: when some tables have published an epoch, or were rewound, and others not.
+_FEW_STEPS = ("sink-commit-half", "sink-rewind-half")
 
 
 def make_tables(config: dict[str, Any]) -> dict[str, Sink]:
@@ -31,7 +34,7 @@ def make_tables(config: dict[str, Any]) -> dict[str, Sink]:
     }
 
 
-@each_number_of_kills
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.soak)])
 def test_all_tables_are_read_at_one_epoch(tmp_path: Path, postgres_server: PostgresServer, kills: int) -> None:
     config = {"folder": str(tmp_path / "tables"), "dsn": postgres_server.fresh_database()}
     (tmp_path / "tables").mkdir()
@@ -57,9 +60,9 @@ def test_all_tables_are_read_at_one_epoch(tmp_path: Path, postgres_server: Postg
         kills=kills,
         seed=5,
         same_epoch=True,
-        points=steps_for(kills),
+        points=steps_for(kills) if kills > 2 else _FEW_STEPS,
     )
-    assert report.killed >= 4 + kills and report.rollbacks >= 1 and report.states > 5, report
+    assert report.killed >= kills and report.rollbacks >= 1 and report.states > 3, report
 
 
 def _rows(found: cutline.ports.ReadResult) -> list[Row]:

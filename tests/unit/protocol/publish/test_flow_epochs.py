@@ -157,6 +157,8 @@ class Target:
     reach: Reach | None = None
     #: What the coordinator knows: every epoch up to here is committed.
     done: int = 0
+    #: The flow no longer has this sink; readers still name its table.
+    is_dropped: bool = False
 
     def standing(self, name: int) -> Standing:
         return Standing(
@@ -204,6 +206,8 @@ class Life:
 
     def _commit(self, name: int) -> None:
         target = self.targets[name]
+        if target.is_dropped:
+            return
         due = [one for one in self.history if one[0] > target.done]
         if not due:
             return
@@ -220,10 +224,13 @@ class Life:
         # Unless a start has rewound a sink, the next one may as well continue from where the flow was.
         self.before, self.history = self.before if self.before[: len(kept)] == kept else self.history, kept
         point = kept[-1][0] if kept else 0
+        if self.random.random() < 0.05:
+            self.random.choice(self.targets).is_dropped = True
         return self._steps(identity, point)
 
     def _steps(self, identity: str, point: int) -> Iterator[bool]:
-        for target in self.targets:
+        members = [(name, target) for name, target in enumerate(self.targets) if not target.is_dropped]
+        for _, target in members:
             target.starts = [*target.starts, (identity, point)]
             takeovers = [
                 Takeover(generation=Generation(1), identity=letter, epoch=Epoch(epoch), started_ms=0)
@@ -231,13 +238,13 @@ class Life:
             ]
             target.claim = f"{self.random.getrandbits(64):x} {msgspec.json.encode(takeovers).decode()}"
             yield True
-        for target in self.targets:
+        for _, target in members:
             if max(target.shows, default=0) > point:
                 target.rewound = max(target.rewound, *target.shows)
                 target.shows = [epoch for epoch in target.shows if epoch <= point]
             target.done = min(target.done, point)
             yield True
-        for name, target in enumerate(self.targets):
+        for name, target in members:
             target.record(name, target.done, at_start=True)
             yield True
 
@@ -252,9 +259,10 @@ class Life:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(2, 4))
-def test_every_common_epoch_is_one_cut_of_one_history(random: Random, sinks: int) -> None:
-    life = Life(random, sinks)
+@given(st.integers(0, 1 << 32), st.integers(2, 4))
+def test_every_common_epoch_is_one_cut_of_one_history(seed: int, sinks: int) -> None:
+    # Not a random generator of hypothesis: its small numbers would kill every start.
+    life = Life(Random(seed), sinks)
     for _ in range(80):
         life.step()
         life.check()

@@ -25,7 +25,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "parquet": lambda folder: Parquet(folder / "p"),
     "delta": lambda folder: Delta(folder / "d"),
     "sqlite": lambda folder: SQLite(folder / "s.sqlite", "t"),
-    "iceberg": lambda folder: iceberg(folder),
+    "iceberg": iceberg,
 }
 
 
@@ -96,12 +96,12 @@ def test_tables_of_four_systems_are_read_at_the_epoch_that_all_have_reached(shop
     shop.publish(2, "delta", "sqlite")
     found = shop.read()
     assert (found.flow, found.epoch, len(found)) == ("shop", 1, 4)
-    assert ids(found) == dict.fromkeys(KINDS, [1])
+    assert ids(found) == {key: [1] for key in KINDS}
     shop.publish(2, "parquet", "iceberg")
     assert cutline.latest_common_epoch(shop.targets()) == 2
-    assert ids(shop.read()) == dict.fromkeys(KINDS, [1, 2])
-    assert ids(shop.read(as_of=1)) == dict.fromkeys(KINDS, [1])
-    assert ids(found) == dict.fromkeys(KINDS, [1]), "what was read stays"
+    assert ids(shop.read()) == {key: [1, 2] for key in KINDS}
+    assert ids(shop.read(as_of=1)) == {key: [1] for key in KINDS}
+    assert ids(found) == {key: [1] for key in KINDS}, "what was read stays"
 
 
 def test_a_sink_without_rows_holds_no_other_back(shop: Shop) -> None:
@@ -126,7 +126,7 @@ def test_a_flow_a_list_and_a_mapping_name_the_same_tables(shop: Shop) -> None:
     for name, sink in shop.targets().items():
         flow.sink("totals", sink, name=name)
     named, listed = cutline.read(flow), cutline.read(list(shop.targets().values()))
-    assert ids(named) == ids(listed) == ids(shop.read()) == dict.fromkeys(KINDS, [1])
+    assert ids(named) == ids(listed) == ids(shop.read()) == {key: [1] for key in KINDS}
     assert cutline.latest_common_epoch(flow) == 1
 
 
@@ -142,8 +142,8 @@ def test_an_epoch_that_was_rewound_is_told(shop: Shop) -> None:
     with pytest.raises(RewoundError, match="epoch 3 was rewound") as told:
         shop.read(as_of=3)
     assert told.value.still == 1
-    assert ids(shop.read(as_of=1)) == dict.fromkeys(KINDS, [1])
-    assert ids(shop.read()) == dict.fromkeys(KINDS, [1, 4])
+    assert ids(shop.read(as_of=1)) == {key: [1] for key in KINDS}
+    assert ids(shop.read()) == {key: [1, 4] for key in KINDS}
 
 
 def test_a_restore_that_has_come_only_half_way_shows_what_it_continues_from(shop: Shop) -> None:
@@ -151,7 +151,7 @@ def test_a_restore_that_has_come_only_half_way_shows_what_it_continues_from(shop
         shop.publish(epoch)
     shop.start(2, only=("delta", "parquet"))
     found = shop.read()
-    assert (found.epoch, ids(found)) == (2, dict.fromkeys(KINDS, [1, 2]))
+    assert (found.epoch, ids(found)) == (2, {key: [1, 2] for key in KINDS})
 
 
 @pytest.mark.parametrize("late", list(KINDS))
@@ -173,7 +173,7 @@ def test_a_restore_between_two_tables_is_noticed(shop: Shop, late: str, monkeypa
     shop.publish(5)
     pending.append(6)
     found = cutline.read(shop.targets())  # with time for a second attempt
-    assert (found.epoch, ids(found)) == (6, dict.fromkeys(KINDS, [1, 6]))
+    assert (found.epoch, ids(found)) == (6, {key: [1, 6] for key in KINDS})
 
 
 def test_a_table_that_shows_only_its_newest_epoch_must_not_be_ahead(tmp_path: Path) -> None:
@@ -217,14 +217,14 @@ def test_files_that_a_vacuum_deleted_are_told(tmp_path: Path) -> None:
 def test_sinks_that_cannot_take_part_are_named(shop: Shop, tmp_path: Path) -> None:
     shop.publish(1)
     with_function = {**shop.targets(), "alerts": Foreach(print, staging=tmp_path / "f")}
-    with pytest.raises(ConfigError, match="sink alerts cannot be read together.*Foreach cannot be read as of") as told:
+    with pytest.raises(ConfigError, match="sink alerts cannot be read together") as told:
         cutline.read(with_function)
     assert 'leave_out=["alerts"]' in told.value.next_step
     assert len(cutline.read(with_function, leave_out=["alerts"])) == 4
     with pytest.raises(ConfigError, match="names what is not a sink: alert"):
         cutline.read(with_function, leave_out=["alert"])
     shop.cases["delta"].publish(30_000_000_042, 99, rows(9))
-    with pytest.raises(ConfigError, match="sink delta cannot be read together.*batch by batch"):
+    with pytest.raises(ConfigError, match=r"sink delta cannot be read together.*batch by batch"):
         shop.read()
 
 

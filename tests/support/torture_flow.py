@@ -154,7 +154,10 @@ class TortureFlow:
         rejoin: bool = False,
         **settings: Any,
     ) -> None:
-        """``sinks``: for each operator's rows, by its name; more of them as <name>-<anything>; ``only_newest``: ``latest`` emits one row per key and batch."""
+        """``sinks``: for each operator's rows, by the operator's name; more of them as <name>-<anything>.
+
+        ``only_newest``: ``latest`` emits one row per key and batch.
+        """
         self.folder = folder
         self._only_newest = only_newest
         self.options = build_options(

@@ -184,7 +184,7 @@ class Life:
         self.history: History = []
         self.before: History = []
         self.newest = 0
-        self.start = self._start(restore=False)
+        self.start: Iterator[bool] | None = self._start(restore=False)
 
     def step(self) -> None:
         if self.start is not None:

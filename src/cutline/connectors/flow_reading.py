@@ -223,7 +223,7 @@ class _Tables:
         if judged.answer is Answer.YES:
             return epoch
         error = self._refusal(judged, epoch, common_epoch(all_of_them))
-        # A sink that shows only its newest epoch waits for nobody, but the others catch up with it.
+        # The other sinks catch up with one that shows only its newest epoch.
         if as_of is None or judged.answer is Answer.TAKEN_OVER:
             raise _TryAgain(error)
         raise error

@@ -172,7 +172,7 @@ def test_a_restore_between_two_tables_is_noticed(shop: Shop, late: str, monkeypa
         shop.read()
     shop.publish(5)
     pending.append(6)
-    found = cutline.read(shop.targets())  # with time for a second attempt
+    found = cutline.read(shop.targets(), timeout_s=120)  # time for a second attempt, on a busy machine too
     assert (found.epoch, ids(found)) == (6, {key: [1, 6] for key in KINDS})
 
 

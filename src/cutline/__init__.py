@@ -12,7 +12,7 @@ from cutline.launcher import register_launcher
 
 if TYPE_CHECKING:
     from cutline import errors, sinks
-    from cutline.connectors.reading import read
+    from cutline.connectors.flow_reading import latest_common_epoch, read
     from cutline.errors import RewoundError, TakenBackError
     from cutline.flow import Flow, Operator
     from cutline.launcher import Launcher
@@ -29,6 +29,7 @@ __all__ = [
     "__version__",
     "distinct",
     "errors",
+    "latest_common_epoch",
     "read",
     "sinks",
 ]
@@ -39,7 +40,8 @@ _HOMES = {
     "RewoundError": "cutline.errors",
     "RunningFlow": "cutline.runtime.handle",
     "TakenBackError": "cutline.errors",  # the name of earlier versions
-    "read": "cutline.connectors.reading",
+    "latest_common_epoch": "cutline.connectors.flow_reading",
+    "read": "cutline.connectors.flow_reading",
     "distinct": "cutline.spark.distinct",
 }
 _MODULES = {"errors": "cutline.errors", "sinks": "cutline.sinks"}

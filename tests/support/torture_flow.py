@@ -154,7 +154,10 @@ class TortureFlow:
         rejoin: bool = False,
         **settings: Any,
     ) -> None:
-        """``sinks``: one for each operator's rows; ``only_newest``: ``latest`` emits one row per key and batch."""
+        """``sinks``: for each operator's rows, by the operator's name; more of them as <name>-<anything>.
+
+        ``only_newest``: ``latest`` emits one row per key and batch.
+        """
         self.folder = folder
         self._only_newest = only_newest
         self.options = build_options(
@@ -167,8 +170,8 @@ class TortureFlow:
         flow = Flow(FLOW)
         flow.operator(EVENTS)(_unused)
         flow.operator(LATEST, inputs=[EVENTS], subtasks=1)(_unused)
-        for operator in (EVENTS, LATEST):
-            flow.sink(operator, sinks[operator], name=f"{operator}-out", publish=publish)
+        for name, sink in sinks.items():
+            flow.sink(name.partition("-")[0], sink, name=f"{name}-out", publish=publish)
         self.engine = _Engine()
         self.run = launch.run_on(
             self.engine,

@@ -33,6 +33,8 @@ EXCEPTIONS = {
     "Sink": "suite: conformance.sinks; twins.sink.MemorySink publishes batches, it stages no rows",
     "Readable": "part of Sink: the sinks' suite reads through it",
     "Claimable": "part of Sink: the sinks' suite claims if the sink can",
+    "TellsStanding": "optional part of Sink: asked of real targets by tests/scenarios/test_flow_reading.py",
+    "RecordsReach": "optional part of Sink: recorded in real targets by tests/scenarios/test_flow_reading.py",
     "RewindsTogether": "optional part of Sink: tested with the SQL sinks, which can",
     "RewindsSoFar": "optional part of Sink: tested with the Delta and SQL sinks",
     "RewindsToPoints": "optional part of Sink: tested with the SQL sinks",

@@ -1,4 +1,4 @@
-"""``cutline.read``: what readers of a sink may see."""
+"""What readers of a sink may see: the part of ``cutline.read`` for one sink, and what its readers share."""
 
 from __future__ import annotations
 

@@ -35,9 +35,10 @@ from cutline.ports.generation_store import GenerationStore
 from cutline.ports.metadata import EpochOutcome, MetadataStore, PendingRecord
 from cutline.ports.objects import ObjectInfo, ObjectStore
 from cutline.ports.query_dir import FileSet, QueryDir
-from cutline.ports.reading import Readable, ReadRequest, ReadResult
+from cutline.ports.reading import FlowRead, Readable, ReadRequest, ReadResult, TellsStanding
 from cutline.ports.sinks import (
     Claimable,
+    RecordsReach,
     RewindsSoFar,
     RewindsTogether,
     Sink,
@@ -56,6 +57,7 @@ __all__ = [
     "EpochOutcome",
     "Executors",
     "FileSet",
+    "FlowRead",
     "GenerationRecord",
     "GenerationStore",
     "HeldFiles",
@@ -77,6 +79,7 @@ __all__ = [
     "ReadRequest",
     "ReadResult",
     "Readable",
+    "RecordsReach",
     "RewindsSoFar",
     "RewindsTogether",
     "Segment",
@@ -96,5 +99,6 @@ __all__ = [
     "StreamingBatch",
     "SubtaskCut",
     "SubtaskRecord",
+    "TellsStanding",
     "Tombstone",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from cutline.model.ids import NO_EPOCH, Epoch
+from cutline.protocol.publish.flow_epochs import Standing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,3 +56,31 @@ class Readable(Protocol):
     """A sink whose target can be asked for whole epochs. It need not be opened: readers run beside the flow."""
 
     def read(self, request: ReadRequest) -> ReadResult: ...
+
+
+@runtime_checkable
+class TellsStanding(Protocol):
+    """A readable sink whose target can be compared with those of the flow's other sinks."""
+
+    def standing(self, request: ReadRequest) -> Standing:
+        """What the target says about itself; only ``flow`` and ``sink`` of the request count. Reads no rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRead(Mapping[str, ReadResult]):
+    """All tables of a flow at one epoch: the result of each sink, by the sink's name."""
+
+    flow: str
+    #: Every table is as it was when this epoch was newest. ``epoch`` of a single result may be lower: its newest rows.
+    epoch: Epoch
+    results: Mapping[str, ReadResult]
+
+    def __getitem__(self, name: str) -> ReadResult:
+        return self.results[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)

@@ -151,3 +151,15 @@ class RewindsToPoints(Protocol):
     def rewind_gaps(self) -> tuple[Gap, ...]:
         """The epochs, above the oldest one, that ``rewind`` does not reach."""
         ...
+
+
+@runtime_checkable
+class RecordsReach(Protocol):
+    """A sink whose target also says how far it has come without rows, for readers of several tables."""
+
+    def record_reach(self, epoch: Epoch, *, is_per_operator: bool, at_start: bool = False) -> None:
+        """Nothing is missing up to ``epoch``. ``at_start``: it is where the flow continues, after a claim.
+
+        See ``cutline.protocol.publish.flow_epochs``. A failure, or a process that was replaced, does no harm.
+        """
+        ...

@@ -25,6 +25,7 @@ from cutline.recovery.pending import completed
 from cutline.recovery.retired_operators import held_files
 from cutline.recovery.start import Recovered
 from cutline.worker.immediate_publishing import ImmediateSink
+from cutline.worker.reach import record_reach
 
 log = get_logger(__name__)
 
@@ -66,6 +67,7 @@ def settle_sinks(
         sink = sinks[name]
         if not isinstance(sink, ImmediateSink):
             metadata.store_seen(name, sink.published() or NO_EPOCH)
+            record_reach(sink, name, one.reached, is_per_operator=recovered.record.is_per_operator, at_start=True)
         else:  # it records its own position
             sink.begin(behind=one.newest if one.published < one.newest else NO_EPOCH)
     for manifest in recovered.manifests:

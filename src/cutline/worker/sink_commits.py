@@ -21,6 +21,7 @@ from cutline.protocol.publish.commit import CommitPermit
 from cutline.worker.immediate_publishing import ImmediateSink
 from cutline.worker.operator_spec import OperatorPorts, OperatorSpec
 from cutline.worker.outbox import Outbox
+from cutline.worker.reach import record_reach
 
 log = get_logger(__name__)
 
@@ -60,6 +61,7 @@ class SinkCommits:
     ) -> None:
         self._operator = spec.operator
         self._sinks = spec.sinks
+        self._is_per_operator = spec.options.is_per_operator
         self._checkpoints = ports.checkpoints
         self._outbox = outbox
         self._on_fatal = on_fatal
@@ -148,10 +150,12 @@ class SinkCommits:
     def _commit(self, permit: CommitPermit) -> bool:
         """Publish the epoch; whether it had rows, which the sink's ledger now shows as published."""
         record = self._checkpoints.load_record(self._checkpoints.load_manifest(permit.epoch), self._operator)
-        prepared = record.sinks.get(permit.sink)
-        if prepared is None:
-            return False  # the sink was added to the flow after this epoch
-        staged = [batch for batch in prepared.staged if permit.covers(batch.batch)]
-        sink = self._sinks[permit.sink]
-        sink.commit(permit, staged, prepared.token)
-        return any(batch.rows for batch in staged) and not isinstance(sink, ImmediateSink)
+        prepared, sink = record.sinks.get(permit.sink), self._sinks[permit.sink]
+        has_rows = False
+        if prepared is not None:  # it is None if the sink was added to the flow after this epoch
+            staged = [batch for batch in prepared.staged if permit.covers(batch.batch)]
+            sink.commit(permit, staged, prepared.token)
+            has_rows = any(batch.rows for batch in staged)
+        if not has_rows:
+            record_reach(sink, permit.sink, permit.epoch, is_per_operator=self._is_per_operator)
+        return has_rows and not isinstance(sink, ImmediateSink)

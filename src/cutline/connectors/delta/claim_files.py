@@ -24,6 +24,11 @@ class ClaimFiles:
 
     folder: Path
 
+    @classmethod
+    def of(cls, table: Path, flow: str, sink: str) -> ClaimFiles:
+        """Those of a sink that writes to the table in this folder."""
+        return cls(table / "_cutline" / "claims" / flow / sink)
+
     def create(self, before: int, history: str) -> int:
         """A number above ``before``, whose history is stored, durably, before anything names it."""
         number = (before >> _RANDOM_BITS) + 1 << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)

@@ -8,13 +8,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutline.connectors.delta.log import DeltaLog, app_id, parts_of_app_id, rewound_id
+from cutline.connectors.delta.claim_files import ClaimFiles
+from cutline.connectors.delta.log import DeltaLog, app_id, claim_id, parts_of_app_id, rewound_id
 from cutline.connectors.parquet.reader import file_batches
+from cutline.connectors.reach import file_in, load_reach
 from cutline.connectors.reading import check_still_published, nothing_published, refuse_after
 from cutline.connectors.rows import storable_schema
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch
 from cutline.ports.reading import ReadRequest, ReadResult
+from cutline.protocol.publish.flow_epochs import Standing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +55,7 @@ def read_table(path: Path, log: DeltaLog, request: ReadRequest, *, appends: bool
     check_still_published(request, [published, *(addition.before for addition in later)], rewound=rewound)
     too_new = [addition for addition in later if not request.reaches(addition.epoch)]
     if too_new:
+        _check_files(log, path, table.version(), too_new[-1].version, epoch=request.as_of)
         table.load_as_version(too_new[-1].version - 1)
         published = too_new[-1].before
     schema = storable_schema(_schema_of(table))
@@ -60,12 +64,50 @@ def read_table(path: Path, log: DeltaLog, request: ReadRequest, *, appends: bool
         return ReadResult(
             flow=flow, sink=sink, epoch=published, schema=schema, batches=lambda: _added(table, files, schema, path)
         )
-    return ReadResult(flow=flow, sink=sink, epoch=published, schema=schema, batches=lambda: _all(table, schema))
+    return ReadResult(flow=flow, sink=sink, epoch=published, schema=schema, batches=lambda: _all(table, schema, path))
 
 
-def _all(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for batch in table.to_pyarrow_dataset().to_batches():
-        yield batch.cast(schema)
+def table_standing(path: Path, log: DeltaLog, request: ReadRequest) -> Standing:
+    """What the table says about the epochs of a sink."""
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(str(path)):
+        raise nothing_published(path)
+    table = DeltaTable(str(path))
+    flow, sink = _owner(log, table.version(), request, path)
+    number = table.transaction_version(claim_id(flow, sink)) or 0
+    return Standing(
+        flow=flow,
+        sink=sink,
+        published=Epoch(table.transaction_version(app_id(flow, sink)) or NO_EPOCH),
+        rewound=Epoch(table.transaction_version(rewound_id(flow, sink)) or NO_EPOCH),
+        claim=f"{number} {ClaimFiles.of(path, flow, sink).history(number)}" if number else "",
+        reach=load_reach(file_in(path, flow, sink)),
+    )
+
+
+def _all(table: DeltaTable, schema: pa.Schema, path: Path) -> Iterator[pa.RecordBatch]:
+    try:
+        for batch in table.to_pyarrow_dataset().to_batches():
+            yield batch.cast(schema)
+    except FileNotFoundError as error:
+        raise _vacuumed(path) from error
+
+
+def _check_files(log: DeltaLog, path: Path, newest: int, since: int, *, epoch: Epoch | None) -> None:
+    """Refuse a version whose files a vacuum has deleted: only files that were removed since can be missing."""
+    for commit in islice(log.commits(newest), newest - since + 1):
+        if any(not (path / name).exists() for name in commit.removed):
+            raise _vacuumed(path, epoch=epoch)
+
+
+def _vacuumed(path: Path, **where: object) -> SinkError:
+    return SinkError(
+        "a vacuum has deleted files of that version of the table",
+        next_step="read a newer epoch, or without as_of=; vacuum with a longer retention to keep more",
+        path=path,
+        **where,
+    )
 
 
 def _added(table: DeltaTable, files: list[str], schema: pa.Schema, path: Path) -> Iterator[pa.RecordBatch]:

@@ -18,14 +18,16 @@ from cutline.connectors.delta.claim_files import ClaimFiles
 from cutline.connectors.delta.commits import store_versions
 from cutline.connectors.delta.fit import fit_problems
 from cutline.connectors.delta.publish import ATTEMPTS, VACUUM_HINT, Layout, Mode, Publication
-from cutline.connectors.delta.reader import read_table
+from cutline.connectors.delta.reader import read_table, table_standing
 from cutline.connectors.delta.rewind import oldest_rewind, rewind_table
 from cutline.connectors.delta.table import SinkTable
 from cutline.connectors.parquet_writer import ParquetStager
+from cutline.connectors.reach import file_in, own_reach, store_reach
 from cutline.connectors.rows import check_partition_columns, key_problems, rows_schema, storable_schema
 from cutline.connectors.sink_base import OpenedSink
 from cutline.connectors.staged_files import check_still_there, local_path, pieces_of
 from cutline.errors import ConfigError, NotDone, SinkError
+from cutline.ports.reading import ReadRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,9 +35,10 @@ if TYPE_CHECKING:
 
     from cutline.model.ids import Epoch
     from cutline.model.staging import StagedBatch
-    from cutline.ports.reading import ReadRequest, ReadResult
+    from cutline.ports.reading import ReadResult
     from cutline.ports.sinks import SinkContext, Stager
     from cutline.protocol.publish.commit import CommitPermit
+    from cutline.protocol.publish.flow_epochs import Standing
 
 #: A staged file is older than the commit that names it, but the clocks of hosts differ.
 _CLOCK_MARGIN_MS = 24 * 3_600_000
@@ -188,11 +191,22 @@ class Delta:
         """The table, including other writers' rows, or the rows that later epochs of this sink have added."""
         return read_table(self.path, self._view.log, request, appends=self.mode == "append")
 
+    def standing(self, request: ReadRequest) -> Standing:
+        return table_standing(self.path, self._view.log, request)
+
+    def record_reach(self, epoch: Epoch, *, is_per_operator: bool, at_start: bool = False) -> None:
+        """In a file beside the table's data: an epoch without rows makes no version."""
+        context = self._opened.context
+        found = self.standing(ReadRequest(flow=context.flow, sink=context.sink))
+        reach = own_reach(found, self._opened.claim, epoch, is_per_operator=is_per_operator, at_start=at_start)
+        if reach is not None:
+            store_reach(file_in(self.path, context.flow, context.sink), reach)
+
     # ------------------------------------------------------------------ the table
 
     def _claims(self) -> ClaimFiles:
         context = self._opened.context
-        return ClaimFiles(self.path / "_cutline" / "claims" / context.flow / context.sink)
+        return ClaimFiles.of(self.path, context.flow, context.sink)
 
     def _publication(self, permit: CommitPermit, staged: Sequence[StagedBatch]) -> Publication:
         layout = Layout(mode=self.mode, key=self.key, partition_by=self.partition_by)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from cutline.connectors.iceberg.history import past_of, walk
 from cutline.connectors.iceberg.ledger import load_ledger, owners_in
+from cutline.connectors.reach import file_in, load_reach
 from cutline.connectors.reading import check_still_published, nothing_published, refuse_after
 from cutline.connectors.rows import storable_schema
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
 from cutline.ports.reading import ReadRequest, ReadResult
+from cutline.protocol.publish.flow_epochs import Standing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,6 +60,27 @@ def read_table(target: SinkTable, request: ReadRequest, *, appends: bool) -> Rea
         epoch=newest,
         schema=arrow,
         batches=lambda: _batches(table, tasks, schema, arrow, target.name),
+    )
+
+
+def table_standing(target: SinkTable, request: ReadRequest) -> Standing:
+    """What the table says about the epochs of a sink; its metadata holds all of it but the reach."""
+    from cutline.connectors.iceberg.file_io import folder_of
+
+    table = target.find()
+    if table is None:
+        raise nothing_published(target.name)
+    flow, sink = _owner(table, request, target.name)
+    found = load_ledger(table.metadata.properties, FlowName(flow), SinkId(sink), table=target.name)
+    newest = next((seen.mark for seen in walk(table.metadata, flow, sink) if seen.mark is not None), None)
+    recorded = found.published if found is not None else NO_EPOCH
+    return Standing(
+        flow=flow,
+        sink=sink,
+        published=newest.after if newest is not None else recorded,
+        rewound=found.rewound if found is not None else NO_EPOCH,
+        claim=found.claim if found is not None else "",
+        reach=load_reach(file_in(folder_of(table.location()), flow, sink)),
     )
 
 

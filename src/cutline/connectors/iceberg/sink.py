@@ -25,11 +25,13 @@ from cutline.connectors.iceberg.catalog import (
 from cutline.connectors.iceberg.publish import ORPHANS_HINT, Layout, Mode, Publication
 from cutline.connectors.iceberg.table import ATTEMPTS, SinkTable
 from cutline.connectors.parquet_writer import ParquetStager
+from cutline.connectors.reach import file_in, own_reach, store_reach
 from cutline.connectors.rows import check_partition_columns, key_problems, rows_schema, storable_schema
 from cutline.connectors.shared_epochs import new_claim
 from cutline.connectors.sink_base import OpenedSink, not_opened
 from cutline.connectors.staged_files import check_still_there, pieces_of
 from cutline.errors import ConfigError, NotDone, SinkError
+from cutline.ports.reading import ReadRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
 
     from cutline.model.ids import Epoch
     from cutline.model.staging import StagedBatch
-    from cutline.ports.reading import ReadRequest, ReadResult
+    from cutline.ports.reading import ReadResult
     from cutline.ports.sinks import SinkContext, Stager
     from cutline.protocol.publish.commit import CommitPermit
+    from cutline.protocol.publish.flow_epochs import Standing
     from cutline.protocol.publish.rewind_points import Gap
 
 #: Properties of a table that the sink creates: each commit makes a metadata file, and only the newest ones stay.
@@ -211,6 +214,19 @@ class Iceberg:
         from cutline.connectors.iceberg.reader import read_table
 
         return read_table(self._target, request, appends=self.mode == "append")
+
+    def standing(self, request: ReadRequest) -> Standing:
+        from cutline.connectors.iceberg.reader import table_standing
+
+        return table_standing(self._target, request)
+
+    def record_reach(self, epoch: Epoch, *, is_per_operator: bool, at_start: bool = False) -> None:
+        """In a file in the table's folder: an epoch without rows makes no snapshot."""
+        context = self._opened.context
+        found = self.standing(ReadRequest(flow=context.flow, sink=context.sink))
+        reach = own_reach(found, self._opened.claim, epoch, is_per_operator=is_per_operator, at_start=at_start)
+        if reach is not None:
+            store_reach(file_in(self._known_layout().root, context.flow, context.sink), reach)
 
     # ------------------------------------------------------------------ the table
 

@@ -23,8 +23,9 @@ from cutline.base import records
 from cutline.base.crashpoints import crashpoint
 from cutline.base.durable import create, exclusive, fsync_dir, fsync_file, is_temporary, make_dir, replace, settle_dir
 from cutline.config.arguments import checked
-from cutline.connectors.parquet.reader import read_folder
+from cutline.connectors.parquet.reader import read_folder, settled
 from cutline.connectors.parquet_writer import ParquetStager
+from cutline.connectors.reach import load_reach, own_reach, store_reach
 from cutline.connectors.reading import nothing_published
 from cutline.connectors.rows import check_partition_columns, differences, recorded_schema, rows_schema, storable_schema
 from cutline.connectors.sink_base import OpenedSink
@@ -38,14 +39,16 @@ from cutline.connectors.staged_files import (
 )
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, OperatorId, SinkId
+from cutline.ports.reading import ReadRequest
 from cutline.protocol.publish import sink_ledger
+from cutline.protocol.publish.flow_epochs import Standing
 from cutline.protocol.publish.sink_ledger import SinkLedger
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from cutline.model.staging import Piece, StagedBatch
-    from cutline.ports.reading import ReadRequest, ReadResult
+    from cutline.ports.reading import ReadResult
     from cutline.ports.sinks import SinkContext, Stager
     from cutline.protocol.publish.commit import CommitPermit
 
@@ -88,6 +91,7 @@ class Parquet:
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         self._private = self.path / PRIVATE
         self._ledger_path = self._private / "ledger.json"
+        self._reach_path = self._private / "reach.json"
         self._opened = OpenedSink("the folder", path=self.path)
         self._schema_ipc = b""
 
@@ -209,6 +213,29 @@ class Parquet:
             listed=self._epochs,
             folder_of=self._folder_of,
         )
+
+    def standing(self, request: ReadRequest) -> Standing:
+        if not self._ledger_path.exists():
+            raise nothing_published(self.path)
+        epochs = settled(self._epochs)
+        # Read after the listing: a rewind records itself before it removes epochs.
+        record = self._load_record()
+        return Standing(
+            flow=record.flow,
+            sink=record.sink,
+            published=max(epochs, default=NO_EPOCH),
+            rewound=record.rewound,
+            claim=record.claim,
+            reach=load_reach(self._reach_path),
+        )
+
+    def record_reach(self, epoch: Epoch, *, is_per_operator: bool, at_start: bool = False) -> None:
+        """In a file of its own: the ledger is replaced only under a lock."""
+        reach = own_reach(
+            self.standing(ReadRequest()), self._opened.claim, epoch, is_per_operator=is_per_operator, at_start=at_start
+        )
+        if reach is not None:
+            store_reach(self._reach_path, reach)
 
     # ------------------------------------------------------------------ ownership
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cutline.connectors.postgres.tables import Plan, composed, one
+from cutline.connectors.postgres.tables import Plan, composed, has_reach, one
+from cutline.connectors.reach import decoded, encoded
 from cutline.connectors.shared_epochs import process_name
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, Generation
+from cutline.protocol.publish.flow_epochs import Reach, Standing
 from cutline.protocol.publish.rewind_points import Gap
 from cutline.protocol.publish.sink_ledger import SinkLedger
 
@@ -124,6 +126,35 @@ def store_claim(connection: Connection, ledger_schema: str, ledger: int, *, clai
         own=ledger_schema,
     )
     return int(one(connection.execute(statement, (claim, process, ledger)).fetchone())[0])
+
+
+def load_reach(connection: Connection, ledger_schema: str, ledger: int) -> Reach | None:
+    """None too in a ledger of a former version that no sink has opened since."""
+    if not has_reach(connection, ledger_schema):
+        return None
+    statement = composed("SELECT reach_record FROM {own}.ledger WHERE ledger = %s", own=ledger_schema)
+    return decoded(str(one(connection.execute(statement, (ledger,)).fetchone())[0]))
+
+
+def store_reach(connection: Connection, ledger_schema: str, ledger: int, reach: Reach) -> None:
+    """Not a change of the ledger: its version stays."""
+    statement = composed("UPDATE {own}.ledger SET reach_record = %s WHERE ledger = %s", own=ledger_schema)
+    connection.execute(statement, (encoded(reach).decode(), ledger))
+
+
+def standing_of(
+    connection: Connection, ledger_schema: str, row: LedgerRow, owner: tuple[str, str], *, has_epochs: bool
+) -> Standing:
+    """``has_epochs``: each row of the table records its epoch."""
+    return Standing(
+        flow=owner[0],
+        sink=owner[1],
+        published=Epoch(row.epoch),
+        rewound=Epoch(row.rewound),
+        claim=row.claim,
+        reach=load_reach(connection, ledger_schema, row.ledger),
+        oldest=NO_EPOCH if has_epochs else Epoch(row.epoch),
+    )
 
 
 def ledgers_behind(connection: Connection, ledger_schema: str, ledgers: Iterable[int], epoch: Epoch) -> set[int]:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cutline.connectors.postgres.connection import Address, Session
-from cutline.connectors.postgres.ledger import load_ledger
+from cutline.connectors.postgres.ledger import load_ledger, standing_of
 from cutline.connectors.postgres.tables import EPOCH_COLUMN, columns_of, composed, find_table
 from cutline.connectors.postgres.types import arrow_type
 from cutline.connectors.reading import check_still_published, nothing_published, refuse_after, refuse_as_of
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch
 from cutline.ports.reading import ReadRequest, ReadResult
+from cutline.protocol.publish.flow_epochs import Standing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,13 +32,36 @@ def read_table(dsn: str, table: str, ledger_schema: str, request: ReadRequest) -
         session.close()
 
 
-def _read(connection: Connection, table: str, ledger_schema: str, request: ReadRequest) -> ReadResult:
+def table_standing(dsn: str, table: str, ledger_schema: str, request: ReadRequest) -> Standing:
+    """What the database says about the epochs of a table's sink."""
+
+    def look(connection: Connection) -> Standing:
+        target = _target(connection, table, ledger_schema)
+        number, flow, sink = _owner(connection, ledger_schema, target, request)
+        row = load_ledger(connection, ledger_schema, [number])[number]
+        has_epochs = EPOCH_COLUMN in columns_of(connection, target)
+        return standing_of(connection, ledger_schema, row, (flow, sink), has_epochs=has_epochs)
+
+    session = Session(Address(dsn))
+    try:
+        return session.run("be read", look)
+    finally:
+        session.close()
+
+
+def _target(connection: Connection, table: str, ledger_schema: str) -> tuple[str, str]:
+    """The table, in a transaction that only reads."""
     connection.execute("SET TRANSACTION READ ONLY")
     target = find_table(connection, table)
     if target is None or connection.execute("SELECT to_regclass(%s)", (f'"{ledger_schema}".epochs',)).fetchone() == (
         None,
     ):
         raise nothing_published(table)
+    return target
+
+
+def _read(connection: Connection, table: str, ledger_schema: str, request: ReadRequest) -> ReadResult:
+    target = _target(connection, table, ledger_schema)
     number, flow, sink = _owner(connection, ledger_schema, target, request)
     columns = columns_of(connection, target)
     has_epochs = EPOCH_COLUMN in columns

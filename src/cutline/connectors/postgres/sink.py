@@ -19,9 +19,11 @@ from cutline.connectors.postgres.ledger import (
     delete_pieces,
     gaps_in,
     load_ledger,
+    standing_of,
     store_claim,
+    store_reach,
 )
-from cutline.connectors.postgres.reader import read_table
+from cutline.connectors.postgres.reader import read_table, table_standing
 from cutline.connectors.postgres.share import (
     PostgresShare,
     Prepared,
@@ -44,6 +46,7 @@ from cutline.connectors.postgres.tables import (
     fit_problems,
 )
 from cutline.connectors.postgres.types import is_usable_name, table_columns
+from cutline.connectors.reach import own_reach
 from cutline.connectors.rows import rows_schema
 from cutline.connectors.shared_epochs import (
     Keep,
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from cutline.ports.reading import ReadRequest, ReadResult
     from cutline.ports.sinks import SinkContext, Stager
     from cutline.protocol.publish.commit import CommitPermit
+    from cutline.protocol.publish.flow_epochs import Standing
     from cutline.protocol.publish.rewind_points import Gap
 
 log = get_logger(__name__)
@@ -292,6 +296,22 @@ class Postgres:
     def read(self, request: ReadRequest) -> ReadResult:
         """The table and its epoch, as one transaction sees them."""
         return read_table(self._dsn, self.table, self._ledger_schema, request)
+
+    def standing(self, request: ReadRequest) -> Standing:
+        return table_standing(self._dsn, self.table, self._ledger_schema, request)
+
+    def record_reach(self, epoch: Epoch, *, is_per_operator: bool, at_start: bool = False) -> None:
+        plan, claim, schema = self._known_plan(), self._opened.claim, self._ledger_schema
+        owner = (str(self._opened.context.flow), str(self._opened.context.sink))
+
+        def record(connection: Connection) -> None:
+            row = load_ledger(connection, schema, [plan.ledger], lock=True)[plan.ledger]
+            found = standing_of(connection, schema, row, owner, has_epochs=False)
+            reach = own_reach(found, claim, epoch, is_per_operator=is_per_operator, at_start=at_start)
+            if reach is not None:
+                store_reach(connection, schema, plan.ledger, reach)
+
+        self._writes.run("record its reach", record)
 
     # ------------------------------------------------------------------
 

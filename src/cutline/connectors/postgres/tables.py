@@ -42,6 +42,7 @@ _LEDGER_TABLES = (
     " highest bigint NOT NULL DEFAULT 0, rewound bigint NOT NULL DEFAULT 0,"
     " forgotten bigint NOT NULL DEFAULT 0, reach bigint NOT NULL DEFAULT 0,"
     " version bigint NOT NULL DEFAULT 0, life text NOT NULL DEFAULT '', claim text NOT NULL DEFAULT '',"
+    " reach_record text NOT NULL DEFAULT '',"
     " UNIQUE (flow, sink, target))",
     "CREATE SEQUENCE IF NOT EXISTS {own}.piece_numbers",
     "CREATE TABLE IF NOT EXISTS {own}.pieces ("
@@ -112,12 +113,20 @@ def create_ledger_tables(connection: Connection, ledger_schema: str) -> None:
         connection.execute(
             composed("ALTER TABLE {own}.epochs ADD COLUMN merged_from bigint NOT NULL DEFAULT 0", own=ledger_schema)
         )
+    if not has_reach(connection, ledger_schema):  # of a former version
+        connection.execute(
+            composed("ALTER TABLE {own}.ledger ADD COLUMN reach_record text NOT NULL DEFAULT ''", own=ledger_schema)
+        )
     row = connection.execute(composed("SELECT max(format) FROM {own}.about", own=ledger_schema)).fetchone()
     if row != (FORMAT,):
         raise UnknownFormatError(
             f"the schema {ledger_schema} was made by another version of Cutline",
             next_step="use the Cutline that made it, or name another schema with books=",
         )
+
+
+def has_reach(connection: Connection, ledger_schema: str) -> bool:
+    return "reach_record" in columns_of(connection, (ledger_schema, "ledger"))
 
 
 def enter_ledger(

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cutline.connectors.reach import decoded, encoded
 from cutline.connectors.rows import differences, recorded_schema
 from cutline.connectors.sqlite.rows import declared_type, quoted
 from cutline.errors import SinkError
 from cutline.model.ids import NO_EPOCH, Epoch, FlowName, SinkId
 from cutline.protocol.publish import sink_ledger
+from cutline.protocol.publish.flow_epochs import Reach, Standing
 from cutline.protocol.publish.rewind_points import Gap, thinned
 from cutline.protocol.publish.sink_ledger import SinkLedger
 
@@ -36,6 +38,7 @@ CREATE TABLE IF NOT EXISTS cutline_sinks (
     forgotten INTEGER NOT NULL DEFAULT 0,  -- oldest epoch that a rewind reaches
     reached INTEGER NOT NULL DEFAULT 0,    -- newest committed epoch, with rows or without
     claim TEXT NOT NULL DEFAULT '',        -- the instance that may publish; empty: unclaimed
+    reach TEXT NOT NULL DEFAULT '',        -- for readers of several tables, see protocol.publish.flow_epochs
     PRIMARY KEY (flow, sink)
 );
 CREATE TABLE IF NOT EXISTS cutline_epochs (
@@ -90,6 +93,8 @@ class SinkTable:
             db.execute(statement)
         if "merged_from" not in {row[1] for row in db.execute("PRAGMA table_info(cutline_epochs)")}:
             db.execute("ALTER TABLE cutline_epochs ADD COLUMN merged_from INTEGER NOT NULL DEFAULT 0")
+        if not _has_reach(db):
+            db.execute("ALTER TABLE cutline_sinks ADD COLUMN reach TEXT NOT NULL DEFAULT ''")
         found = db.execute(
             "SELECT flow, sink, target, shape, schema_ipc FROM cutline_sinks WHERE (flow, sink) = (?, ?) OR target = ?",
             (*self.owner, self._table),
@@ -162,6 +167,24 @@ class SinkTable:
         """The epoch is committed, with rows or without; records prepared up to it are deleted."""
         db.execute("UPDATE cutline_sinks SET reached = ? WHERE (flow, sink) = (?, ?)", (epoch, *self.owner))
         db.execute("DELETE FROM cutline_prepared WHERE (flow, sink) = (?, ?) AND epoch <= ?", (*self.owner, epoch))
+
+    def standing(self, db: sqlite3.Connection) -> Standing:
+        """What the database says about the sink's epochs."""
+        ledger, (flow, sink) = self.ledger(db), self.owner
+        query = "SELECT reach FROM cutline_sinks WHERE (flow, sink) = (?, ?)"
+        return Standing(
+            flow=flow,
+            sink=sink,
+            published=ledger.published,
+            rewound=ledger.rewound,
+            claim=ledger.claim,
+            reach=decoded(db.execute(query, self.owner).fetchone()[0]) if _has_reach(db) else None,
+            oldest=NO_EPOCH if self.has_epochs() else ledger.published,
+        )
+
+    def set_reach(self, db: sqlite3.Connection, reach: Reach) -> None:
+        update = "UPDATE cutline_sinks SET reach = ? WHERE (flow, sink) = (?, ?)"
+        db.execute(update, (encoded(reach).decode(), *self.owner))
 
     def through(self, db: sqlite3.Connection) -> int:
         """Place of the last published batch with rows; -1 if there is none."""
@@ -298,3 +321,8 @@ class SinkTable:
 
     def _has_images(self) -> bool:
         return self._shape.mode == "upsert" and self._shape.rewindable
+
+
+def _has_reach(db: sqlite3.Connection) -> bool:
+    """Not in a database of a former version that no sink has opened since."""
+    return "reach" in {row[1] for row in db.execute("PRAGMA table_info(cutline_sinks)")}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from cutline.base.durable import settle_dir
 from cutline.config.arguments import checked
 from cutline.connectors.parquet_writer import ParquetStager
+from cutline.connectors.reach import own_reach
 from cutline.connectors.rows import key_problems, rows_schema, storable_schema
 from cutline.connectors.shared_epochs import (
     Keep,
@@ -30,7 +31,7 @@ from cutline.connectors.shared_epochs import (
 )
 from cutline.connectors.sink_base import OpenedSink, not_opened
 from cutline.connectors.sqlite.ledger import EPOCH_COLUMN, PREFIX, Shape, SinkTable
-from cutline.connectors.sqlite.reader import BUSY_SECONDS, read_database
+from cutline.connectors.sqlite.reader import BUSY_SECONDS, read_database, table_standing
 from cutline.connectors.sqlite.share import SqliteShare, due_with, has_other_sinks, share_of, store_prepared
 from cutline.connectors.staged_files import (
     STAGED_FOLDER,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from cutline.ports.reading import ReadRequest, ReadResult
     from cutline.ports.sinks import SinkContext, Stager
     from cutline.protocol.publish.commit import CommitPermit
+    from cutline.protocol.publish.flow_epochs import Standing
     from cutline.protocol.publish.rewind_points import Gap
     from cutline.protocol.publish.sink_ledger import SinkLedger
 
@@ -219,6 +221,16 @@ class SQLite:
     def read(self, request: ReadRequest) -> ReadResult:
         """The table and its epoch, as one transaction sees them."""
         return read_database(self.path, self.table, request)
+
+    def standing(self, request: ReadRequest) -> Standing:
+        return table_standing(self.path, self.table)
+
+    def record_reach(self, epoch: Epoch, *, is_per_operator: bool, at_start: bool = False) -> None:
+        table, claim = self._table_of_sink(), self._opened.claim
+        with self._transaction() as db:
+            reach = own_reach(table.standing(db), claim, epoch, is_per_operator=is_per_operator, at_start=at_start)
+            if reach is not None:
+                table.set_reach(db, reach)
 
     # ------------------------------------------------------------------ the database
 

@@ -21,7 +21,7 @@ from cutline.base import records
 from cutline.channels import entry_files as codec
 from cutline.channels.in_flight import entry_paths
 from cutline.connectors.foreach.sink import Done, FunctionRecord
-from cutline.connectors.kafka.sink import TopicLedger
+from cutline.connectors.kafka.ledger import TopicLedger
 from cutline.connectors.nats.ledger import StreamLedger
 from cutline.connectors.parquet.sink import FolderRecord
 from cutline.errors import CutlineError

@@ -196,10 +196,10 @@ def topic_id(servers: str, topic: str, client: Any = None) -> str:
 def ends_of(client: Any, servers: str, topic: str) -> dict[int, int]:
     """The end of every partition, unfinished transactions included. ``client``: an administrator."""
     kafka = import_kafka()
-    from confluent_kafka.admin import OffsetSpec
+    from confluent_kafka.admin._listoffsets import OffsetSpec
 
     numbers = partitions_of(client, servers, topic) or []
-    asked = {kafka.TopicPartition(topic, one): OffsetSpec.latest() for one in numbers}
+    asked = {kafka.TopicPartition(topic, one): OffsetSpec.latest() for one in numbers}  # type: ignore[no-untyped-call]
     everything = kafka.IsolationLevel.READ_UNCOMMITTED
     try:
         answers = client.list_offsets(asked, isolation_level=everything, request_timeout=TIMEOUT_S) if asked else {}

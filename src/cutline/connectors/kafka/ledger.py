@@ -8,7 +8,7 @@ between the cut before and its own cut, in every partition. Older cuts get a tom
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -151,6 +151,8 @@ class LedgerTopic(NamedTuple):
 
     servers: str
     name: str
+    #: An administrator that can be used again; None: one is made.
+    admin: Any = None
 
     def load(self, flow: str, sink: str, *, timeout_s: float | None) -> Held | None:
         """One sink's ledger. ``timeout_s``: the wait for unfinished transactions of others; None: what is visible."""
@@ -169,8 +171,7 @@ class LedgerTopic(NamedTuple):
         found: dict[bytes, list[Record]] = {}
         ends: Mapping[int, int] = {}
         if timeout_s is not None:
-            admin = administrator(self.servers)
-            ends = ends_of(admin, self.servers, self.name)
+            ends = ends_of(self.admin or administrator(self.servers), self.servers, self.name)
         with consumer(self.servers) as client:
             for partition in partitions_of(client, self.servers, self.name) or ():
                 if timeout_s is None:

@@ -7,9 +7,10 @@ neither. The transactional id is the sink's own: a process that claims the sink 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cutline.base import durable, records
 from cutline.base.redaction import address_without_secrets
@@ -31,7 +32,7 @@ from cutline.connectors.log_sink import LogSink
 from cutline.connectors.sink_base import OpenedSink, not_opened
 from cutline.connectors.staged_files import digest_of, pieces_of
 from cutline.connectors.staging_folder import check_same_rows
-from cutline.errors import CutlineError, FencedError, FlowDefinitionError, OutcomeUnknown, SinkError
+from cutline.errors import CutlineError, FencedError, FlowDefinitionError, SinkError, StoreError
 from cutline.model.ids import NO_EPOCH, Epoch
 from cutline.protocol.publish.sink_ledger import SinkLedger, fenced
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from cutline.protocol.publish.commit import CommitPermit
 
 _TARGET_KIND = "kafka-target"
+_LOST_FILES = "restore the flow to an older checkpoint"
 #: How long an unfinished transaction of this sink itself is left alone: its process may be about to commit it.
 _OWN_S = 2.0
 
@@ -86,7 +88,6 @@ class Kafka(LogSink):
         self._target: Topic | None = None
         self._producer: Transactions | None = None
         self._held: Held | None = None
-        self._admin: Any = None
 
     def __repr__(self) -> str:
         return f"Kafka({address_without_secrets(self.servers)!r}, {self.topic!r})"
@@ -97,7 +98,8 @@ class Kafka(LogSink):
         check_columns(schema, self._message)
         with self._lock:
             self._opened.enter(context)
-            self._producer, self._admin = None, administrator(self.servers)
+            self._producer = None
+            self._ledgers = self._ledgers._replace(admin=administrator(self.servers))
             self._target = self._check_topics()
             before = self._load(context)
             self._check_lost(before, self._target)
@@ -131,11 +133,13 @@ class Kafka(LogSink):
         """Fence earlier starts of this flow, then store the claim."""
         context = self._opened.context
         with self._lock:
+            # A start that comes too late does not disturb the owner.
+            self._check_expected(self._ledgers.load(context.flow, context.sink, timeout_s=None), expected)
             # First the producer: it ends the transaction of an earlier one, and only then is the ledger final.
             self._producer = self._new_producer(context)
             before = self._load(context)
             try:
-                self._opened.check_expected(before.ledger.claim if before is not None else "", expected)
+                self._check_expected(before, expected)
             except FencedError:
                 # The new producer has fenced the owner for a moment; the owner finds its claim unchanged and continues.
                 self._producer = None
@@ -146,6 +150,9 @@ class Kafka(LogSink):
             self._opened.claim = claimed.ledger.claim
             # Only now: a ledger that was never written cannot be lost.
             durable.replace(self._staging.file("target.json"), records.encode(_TARGET_KIND, self._target_record()))
+
+    def _check_expected(self, found: Held | None, expected: str) -> None:
+        self._opened.check_expected(found.ledger.claim if found is not None else "", expected)
 
     def read(self, request: ReadRequest) -> ReadResult:
         """Messages of whole epochs; see ``kafka.reader``."""
@@ -170,10 +177,10 @@ class Kafka(LogSink):
     # ------------------------------------------------------------------ topics and ledger
 
     def _check_topics(self) -> Topic:
-        ledger = load_topic(self.servers, self.ledger_topic, self._admin)
+        ledger = load_topic(self.servers, self.ledger_topic, self._ledgers.admin)
         check_ledger_topic(ledger, self.ledger_topic, servers=self.servers)
         return check_target(
-            load_topic(self.servers, self.topic, self._admin),
+            load_topic(self.servers, self.topic, self._ledgers.admin),
             self.topic,
             servers=self.servers,
             has_key=self.key is not None,
@@ -252,13 +259,28 @@ class Kafka(LogSink):
 
     def _publish(self, permit: CommitPermit, staged: Sequence[StagedBatch]) -> None:
         """The whole epoch in one transaction."""
+        try:
+            self._publish_once(permit, staged)
+        except ProducerFencedError:
+            # A start that did not succeed, or an administrator, has fenced this producer; the claim is still the same.
+            self._publish_once(permit, staged)
+
+    def _publish_once(self, permit: CommitPermit, staged: Sequence[StagedBatch]) -> None:
         digest = digest_of(pieces_of(staged))
         held = self._certain(self._opened.context)
         if not self._opened.is_to_publish(held.sink_ledger(), permit, digest):
             return
-        self._staging.check(staged, hint="restore the flow to an older checkpoint")
-        self._opened.reach("sink-commit-begun")
-        self._transact(held, staged=staged, epoch=permit.epoch, digest=digest)
+        try:
+            self._staging.check(staged, hint=_LOST_FILES)
+            self._opened.reach("sink-commit-begun")
+            self._transact(held, staged=staged, epoch=permit.epoch, digest=digest)
+        except (ProducerFencedError, SinkError, FileNotFoundError) as error:
+            # A process that has taken the sink over has published the epoch, and deleted its files.
+            with contextlib.suppress(StoreError):
+                self._check_visible_claim(self._opened.context)
+            if isinstance(error, FileNotFoundError):
+                self._staging.check(staged, hint=_LOST_FILES)
+            raise
         self._opened.reach("sink-commit-done")
 
     def _transact(
@@ -287,9 +309,6 @@ class Kafka(LogSink):
                 after = held.with_cut(self._cut(epoch, digest, staged, producer))
             producer.send_ledger(after.messages_after(before))
             producer.commit()
-        except (ProducerFencedError, OutcomeUnknown):
-            self._check_visible_claim(self._opened.context)
-            raise
         except CutlineError as error:
             error.add_where(epoch=epoch or None)
             raise
@@ -305,7 +324,7 @@ class Kafka(LogSink):
     def _cut(self, epoch: Epoch, digest: str, staged: Sequence[StagedBatch], producer: Transactions) -> Cut:
         """Where every partition ends now that all rows of the epoch are in the topic."""
         try:
-            ends = ends_of(self._admin, self.servers, self.topic)
+            ends = ends_of(self._ledgers.admin, self.servers, self.topic)
         except CutlineError:
             producer.abort()
             raise

@@ -73,7 +73,8 @@ def load_topic(servers: str, name: str, admin: Any = None) -> Topic | None:
 def settings_of(servers: str, name: str, admin: Any) -> dict[str, str]:
     """The topic's settings, with the broker's defaults."""
     kafka = import_kafka()
-    from confluent_kafka.admin import ConfigResource, ResourceType
+    from confluent_kafka.admin._config import ConfigResource
+    from confluent_kafka.admin._resource import ResourceType
 
     asked = ConfigResource(ResourceType.TOPIC, name)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from cutline.base.retry import Retry
@@ -27,6 +27,8 @@ _ABORT_S = 5.0
 _ROOM_S = 0.05
 #: Attempts of a commit, as long as the broker says that it may be retried.
 _COMMITS = 3
+#: Reports of messages that failed, kept for the error.
+_MOST_REPORTS = 10
 #: Settings that users may change, in the file of settings (see ``client``).
 _DEFAULTS = {
     "compression.type": "lz4",
@@ -40,7 +42,7 @@ _DEFAULTS = {
 
 
 class ProducerFencedError(NotDone):
-    """The broker has ended this producer: a newer one has the same transactional id, or the transaction took too long."""
+    """The broker has ended this producer: a newer one has the same transactional id."""
 
 
 class Transactions:
@@ -74,7 +76,7 @@ class Transactions:
             raise self._failure(error, "no transaction can begin") from error
 
     def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None and len(self._failed) < 1:
+        if error is not None and len(self._failed) < _MOST_REPORTS:
             self._failed.append(error)
 
     def begin(self) -> None:
@@ -120,7 +122,8 @@ class Transactions:
             self._producer.poll(_ROOM_S)
             self._check()
             with contextlib.suppress(BufferError):
-                return self._producer.produce(topic, **message)
+                self._producer.produce(topic, **message)
+                return
 
     def flush(self) -> None:
         """Returns when the brokers have every message sent so far."""
@@ -171,7 +174,7 @@ class Transactions:
     # ------------------------------------------------------------------ failures
 
     @contextlib.contextmanager
-    def _undoing(self) -> Any:
+    def _undoing(self) -> Iterator[None]:
         """Aborts the transaction after any failure; Kafka's become errors that say what to do."""
         kafka = import_kafka()
         try:
@@ -179,6 +182,12 @@ class Transactions:
         except kafka.KafkaException as error:
             self.abort()
             raise self._failure(error, "the transaction was aborted") from error
+        except SystemError as error:
+            # confluent-kafka raises this if a producer fails for good while messages of it are reported.
+            self.abort()
+            if not isinstance(error.__cause__, kafka.KafkaException):
+                raise
+            raise self._failure(error.__cause__, "the transaction was aborted") from error
         except BaseException:
             self.abort()
             raise
@@ -204,7 +213,9 @@ class Transactions:
 
     def _failure(self, error: Exception, what: str) -> CutlineError:
         known = import_kafka().KafkaError
-        cause = self._failed[0] if self._failed else error.args[0]
+        # What happened to a message says more, unless it was only dropped because the producer had failed.
+        reports = [one for one in self._failed if one.code() not in (known._PURGE_QUEUE, known._PURGE_INFLIGHT)]
+        cause = reports[0] if reports and not error.args[0].fatal() else error.args[0]
         code = code_of(import_kafka().KafkaException(cause))
         where = {"topic": self._topic, "servers": self._servers}
         if code in (known._FENCED, known.PRODUCER_FENCED, known.INVALID_PRODUCER_EPOCH):

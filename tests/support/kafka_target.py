@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ def ledger_of(tmp_path: Path) -> str:
     return f"{topic_of(tmp_path)}-ledger"
 
 
-def make_topic(servers: str, topic: str, *, partitions: int = 1, **config: str) -> None:
+def make_topic(servers: str, topic: str, *, partitions: int = 1, **config: Any) -> None:
     """Unless there is one already. ``config``: its settings, with ``_`` for ``.``."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.cimpl import NewTopic
@@ -43,6 +44,16 @@ def make_topic(servers: str, topic: str, *, partitions: int = 1, **config: str) 
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
+
+
+def delete_topic(servers: str, topic: str) -> None:
+    """Returns when the broker has forgotten it."""
+    admin = administrator(servers)
+    admin.delete_topics([topic], operation_timeout=10)[topic].result(10)
+    deadline = time.monotonic() + 10
+    while topic in admin.list_topics(timeout=10).topics:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def make_topics(tmp_path: Path, *, partitions: int = 2, **config: str) -> None:

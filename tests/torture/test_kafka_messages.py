@@ -14,8 +14,8 @@ from cutline.connectors.reading import read
 from cutline.errors import SinkError
 from cutline.testing.conformance.sinks import rows
 from cutline.testing.servers.kafka import KafkaCluster
-from tests.support.kafka_target import SERVERS, make_kafka, make_topics, start
-from tests.torture.test_kafka_topics import configure, topic_of
+from tests.support.kafka_target import SERVERS, make_kafka, make_topics, start, topic_of
+from tests.torture.test_kafka_topics import configure
 
 pytestmark = [pytest.mark.kill]
 

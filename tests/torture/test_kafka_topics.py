@@ -21,6 +21,7 @@ from cutline.testing.servers.kafka import KafkaCluster
 from tests.support.kafka_target import (
     SERVERS,
     KafkaTarget,
+    delete_topic,
     ids_in,
     ledger_of,
     make_kafka,
@@ -45,7 +46,8 @@ def cluster(kafka_cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> Kaf
 
 def configure(topic: str, **settings: str) -> None:
     """Change settings of a topic, with ``_`` for ``.``; returns when the broker follows them."""
-    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+    from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+    from confluent_kafka.admin._resource import ResourceType
 
     names = {key.replace("_", "."): value for key, value in settings.items()}
     entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in names.items()]
@@ -70,15 +72,6 @@ def publish_raw(topic: str, key: bytes, value: bytes | None) -> None:
     producer.flush(10)
 
 
-def delete_topic(topic: str) -> None:
-    admin = administrator(os.environ[SERVERS])
-    admin.delete_topics([topic], operation_timeout=10)[topic].result(10)
-    deadline = time.monotonic() + 10
-    while topic in admin.list_topics(timeout=10).topics:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 # ------------------------------------------------------------------------------------------------- the ledger
 
 
@@ -92,7 +85,7 @@ def delete_topic(topic: str) -> None:
     ],
 )
 def test_a_ledger_topic_that_loses_messages_is_refused_with_the_setting(
-    tmp_path: Path, settings: dict[str, str]
+    tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     make_topic(os.environ[SERVERS], topic_of(tmp_path))
     make_topic(os.environ[SERVERS], ledger_of(tmp_path), **settings)
@@ -106,7 +99,7 @@ def test_a_ledger_topic_that_loses_messages_is_refused_with_the_setting(
 
 def test_a_ledger_topic_that_deletes_nothing_will_do(tmp_path: Path) -> None:
     make_topic(os.environ[SERVERS], topic_of(tmp_path))
-    endless = {"retention_ms": "-1", "retention_bytes": "-1"}
+    endless: dict[str, Any] = {"retention_ms": "-1", "retention_bytes": "-1"}
     make_topic(os.environ[SERVERS], ledger_of(tmp_path), cleanup_policy="compact,delete", **endless)
     start(tmp_path).publish(1, 0, rows(1))
     assert ids_in(tmp_path) == [1]
@@ -136,7 +129,7 @@ def test_a_lost_ledger_is_not_taken_for_a_new_target(tmp_path: Path, how: str) -
         where = TopicPartition(ledger, 0, ends_of(admin, os.environ[SERVERS], ledger)[0])
         admin.delete_records([where])[where].result(10)
     else:
-        delete_topic(ledger)
+        delete_topic(os.environ[SERVERS], ledger)
         make_topics(tmp_path)
     with pytest.raises(SinkError, match=r"ledger of the sink is gone.*staging folder"):
         make_kafka(tmp_path).open(case.context)
@@ -177,7 +170,7 @@ def test_compaction_of_the_ledger_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_the_newest_ledger_counts_if_the_ledger_topic_got_more_partitions(tmp_path: Path) -> None:
-    from confluent_kafka.admin import NewPartitions
+    from confluent_kafka.cimpl import NewPartitions
 
     make_topics(tmp_path)
     case = start(tmp_path)
@@ -218,7 +211,7 @@ def test_null_values_delete_in_a_compacted_topic(tmp_path: Path) -> None:
 
 
 def test_partitions_may_be_added_while_the_sink_publishes(tmp_path: Path) -> None:
-    from confluent_kafka.admin import NewPartitions
+    from confluent_kafka.cimpl import NewPartitions
 
     make_topics(tmp_path, partitions=1)
     case = start(tmp_path, key="name")
@@ -241,7 +234,7 @@ def test_a_topic_that_was_created_again_is_not_the_one_that_holds_the_rows(tmp_p
     make_topics(tmp_path)
     case = start(tmp_path)
     case.publish(1, 0, rows(1))
-    delete_topic(topic_of(tmp_path))
+    delete_topic(os.environ[SERVERS], topic_of(tmp_path))
     make_topics(tmp_path)
     with pytest.raises(SinkError, match=r"deleted and created again.*another name"):
         make_kafka(tmp_path).open(case.context)
@@ -363,23 +356,17 @@ class reserved:  # noqa: N801 (used like a function)
     """A resource on which everybody may do only what is allowed."""
 
     def __init__(self, kind: str, name: str, allowed: tuple[str, ...] = ()) -> None:
-        from confluent_kafka.admin import (
-            AclBinding,
-            AclBindingFilter,
-            AclOperation,
-            AclPermissionType,
-            ResourcePatternType,
-            ResourceType,
-        )
+        from confluent_kafka.admin._acl import AclBinding, AclBindingFilter, AclOperation, AclPermissionType
+        from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
         self._admin = administrator(os.environ[SERVERS])
         where: tuple[Any, ...] = (ResourceType[kind], name, ResourcePatternType.LITERAL)
         rules = [("User:somebody-else", "ALTER_CONFIGS" if kind == "TOPIC" else "DESCRIBE")]
         rules += [("User:*", operation) for operation in allowed]
-        self._rules = [
-            AclBinding(*where, user, "*", AclOperation[operation], AclPermissionType.ALLOW) for user, operation in rules
-        ]
-        self._all = AclBindingFilter(*where, None, None, AclOperation.ANY, AclPermissionType.ANY)
+        allow: Any = AclBinding
+        self._rules = [allow(*where, user, "*", AclOperation[one], AclPermissionType.ALLOW) for user, one in rules]
+        select: Any = AclBindingFilter
+        self._all = select(*where, None, None, AclOperation.ANY, AclPermissionType.ANY)
 
     def __enter__(self) -> None:
         for answer in self._admin.create_acls(self._rules).values():

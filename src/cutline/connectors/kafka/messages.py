@@ -211,7 +211,7 @@ def sizes_of(messages: pa.RecordBatch) -> pa.Array:
     if headers.null_count < len(headers):
         for row, pairs in enumerate(headers.to_pylist()):
             total[row] += sum(
-                len(one["key"].encode()) + len(one["value"] or b"") + _HEADER_BYTES for one in pairs or ()
+                len((one["key"] or "").encode()) + len(one["value"] or b"") + _HEADER_BYTES for one in pairs or ()
             )
     return pa.array(total)
 

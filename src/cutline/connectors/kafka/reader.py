@@ -35,12 +35,13 @@ def read_topic(ledgers: LedgerTopic, topic: str, request: ReadRequest, *, timeou
     """All messages up to a cut, and after another one. Messages of other writers between the cuts are among them."""
     held = _owner(ledgers.load_all(timeout_s=timeout_s), ledgers, topic, request)
     if held is None:
+        check_still_published(request, (), rewound=NO_EPOCH)
         return _result("", "", NO_EPOCH, lambda: iter(()))
-    newest = _newest(held, request)
+    start, newest = _start(held, request), _newest(held, request)
     flow, sink = held.ledger.flow, held.ledger.sink
     if newest is None:
         return _result(flow, sink, NO_EPOCH, lambda: iter(()))
-    ranges = _ranges(ledgers.servers, topic, _start(held, request), newest, timeout_s=timeout_s)
+    ranges = _ranges(ledgers.servers, topic, start, newest, timeout_s=timeout_s)
 
     def batches() -> Iterator[pa.RecordBatch]:
         with consumer(ledgers.servers) as client:

@@ -16,7 +16,7 @@ from cutline.base import durable, records
 from cutline.base.redaction import address_without_secrets
 from cutline.config.arguments import checked
 from cutline.connectors.kafka.client import HiddenEndError, administrator, ends_of
-from cutline.connectors.kafka.ledger import LEDGER_TOPIC, Cut, Held, LedgerTopic, TopicLedger, ledger_key
+from cutline.connectors.kafka.ledger import LEDGER_TOPIC, Cut, Held, LedgerTopic, TopicLedger
 from cutline.connectors.kafka.messages import (
     ROLES,
     Columns,
@@ -191,16 +191,23 @@ class Kafka(LogSink):
         """The ledger, once no unfinished transaction hides a part of it."""
         # Brokers check for expired transactions only periodically.
         limit_s = 1.5 * self.timeout_s
-        first_s = min(_OWN_S, limit_s)
         try:
-            return self._ledgers.load(context.flow, context.sink, timeout_s=first_s)
+            return self._visible(context, min(_OWN_S, limit_s))
         except HiddenEndError as error:
-            owner = (error.message.key or b"").partition(b"@")[0] if error.message is not None else b""
-            error.add_where(written_by=owner.decode(errors="replace") or None)
-            if owner == ledger_key(context.flow, context.sink) and not self._opened.claim:
-                # A process of this sink died, or froze, while it committed: no need to wait for the broker.
-                self._new_producer(context)
-        return self._ledgers.load(context.flow, context.sink, timeout_s=limit_s)
+            is_own = error.where.get("written_by") == f"{context.flow}/{context.sink}"
+        if is_own and not self._opened.claim:
+            # A process of this sink died, or froze, while it committed: no need to wait for the broker.
+            self._new_producer(context)
+        return self._visible(context, limit_s)
+
+    def _visible(self, context: SinkContext, timeout_s: float) -> Held | None:
+        try:
+            return self._ledgers.load(context.flow, context.sink, timeout_s=timeout_s)
+        except HiddenEndError as error:
+            if error.message is not None and error.message.key:
+                owner = error.message.key.partition(b"@")[0]
+                error.add_where(written_by=owner.decode(errors="replace"))
+            raise
 
     def _target_record(self) -> dict[str, str]:
         return {"topic": self.topic, "ledger_topic": self.ledger_topic}

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from cutline.base.backoff import Backoff
+from cutline.base.retry import Retry
 from cutline.connectors.kafka.client import (
     TIMEOUT_S,
     administrator,
@@ -24,6 +26,8 @@ MESSAGE_BYTES = 1_048_588
 BATCH_OVERHEAD_BYTES = 256
 #: The most that librdkafka can send.
 _MOST_BYTES = 1_000_000_000
+#: Not every broker knows at once of a topic that was just created.
+_APPEARING = Retry(deadline_s=2.0, backoff=Backoff(first_s=0.2, factor=1.0))
 _COMPACT = "one partition, cleanup.policy=compact, and as many copies as the target"
 
 
@@ -64,7 +68,11 @@ class Topic(NamedTuple):
 def load_topic(servers: str, name: str, admin: Any = None) -> Topic | None:
     """None: there is no such topic. Raises NotDone if no broker answers, Refused if the user may not ask."""
     client = admin or administrator(servers)
-    partitions = partitions_of(client, servers, name)
+    partitions = None
+    for _ in _APPEARING.attempts():
+        partitions = partitions_of(client, servers, name)
+        if partitions is not None:
+            break
     if partitions is None:
         return None
     return Topic(name, topic_id(servers, name, client), len(partitions), settings_of(servers, name, client))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from cutline.base.retry import Retry
@@ -67,17 +67,13 @@ class Transactions:
             # Larger batches would be refused by the topic.
             "message.max.bytes": max(batch_bytes, 1_000),
             "delivery.report.only.error": True,
-            "on_delivery": self._delivered,
+            "on_delivery": _collector(self._failed),
         }
         try:
             self._producer = kafka.Producer(config)
             self._producer.init_transactions(timeout_s)
         except kafka.KafkaException as error:
             raise self._failure(error, "no transaction can begin") from error
-
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None and len(self._failed) < _MOST_REPORTS:
-            self._failed.append(error)
 
     def begin(self) -> None:
         self._began_s = time.monotonic()
@@ -240,6 +236,16 @@ class Transactions:
             f"grant Write, Describe and DescribeConfigs on topic {self._topic}, the same and Read on topic "
             f"{self._ledger_topic}, Write and Describe on transactional id {self._id}"
         )
+
+
+def _collector(failed: list[Any]) -> Callable[[Any, Any], None]:
+    """Not a method: the producer would keep its owner, and both would live on after a failure."""
+
+    def collect(error: Any, message: Any) -> None:
+        if error is not None and len(failed) < _MOST_REPORTS:
+            failed.append(error)
+
+    return collect
 
 
 #: Refusals that a person can end, while the epoch waits.

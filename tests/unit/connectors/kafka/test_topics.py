@@ -33,7 +33,7 @@ def test_a_ledger_topic_that_keeps_the_newest_message_of_every_key(safe: dict[st
     ],
 )
 def test_a_ledger_topic_that_loses_messages_or_grows_for_ever(unsafe: dict[str, str]) -> None:
-    with pytest.raises(SinkError, match="kafka-configs.sh"):
+    with pytest.raises(SinkError, match=r"kafka-configs\.sh"):
         check_ledger_topic(topic(**unsafe), "t", servers="s")
 
 

@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Run the demo
 	@$(WITH_JAVA) $(BIN)/cutline demo
 
-jars: $(READY) ## Fetch the Java archives that tests on Kafka and HDFS need; says what cannot be had
+jars: $(READY) ## Fetch the Java archives that tests on Kafka, HDFS and S3A need; says what cannot be had
 	@$(BIN)/python scripts/fetch_jars.py
 
 test: $(READY) jars ## Run the tests, without the soak tests

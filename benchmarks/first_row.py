@@ -17,6 +17,7 @@ for another version's ``src`` folder, alternately.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -61,6 +62,13 @@ def totals(cards, upi):
 flow.sink(totals, cutline.sinks.Delta("out/totals", mode="upsert", key=["merchant"]), output_mode="update")
 """
 
+#: What the command ``cutline`` does; former versions had no ``__main__``.
+COMMAND = """\
+import importlib, importlib.util, sys
+name = "cutline.__main__" if importlib.util.find_spec("cutline.__main__") else "cutline.cli.main"
+sys.exit(importlib.import_module(name).main())
+"""
+
 
 # ------------------------------------------------------------------------------------------------- one run
 
@@ -87,7 +95,7 @@ def _run(folder: Path, source: Path) -> dict[str, float]:
     environment = {**os.environ, "PYTHONPATH": str(source)}
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "cutline", "run", "flow.py", "--storage", "storage"],
+        [sys.executable, "-c", COMMAND, "run", "flow.py", "--storage", "storage"],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -99,7 +107,8 @@ def _run(folder: Path, source: Path) -> dict[str, float]:
         ends = [_wait(process, folder, is_over) for is_over in _ends_of_phases(folder, process.pid)]
         processors = _cpu_seconds(process.pid)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         _kill_session(process.pid)
         process.wait()
     seconds = [end - start for start, end in zip([began, *ends], ends, strict=False)]

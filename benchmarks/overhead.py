@@ -109,7 +109,7 @@ def run_plain(arguments: argparse.Namespace, folder: Path) -> float:
 
     root = open_session("plain", None)
     # The settings that Cutline gives its queries, so that only the connection between queries differs.
-    spark = query_session(root, state_backend="rocksdb-changelog", subtasks=2)
+    spark = query_session(root, state_backend="rocksdb-changelog", subtasks=2, is_local_dir=True)
     spark.dataSource.register(GeneratorSource)
     cards_rows = int(arguments.rows * 0.7)
     counted = [0]

@@ -86,7 +86,7 @@ def work_plain(spark: SparkSession, folder: Path, reached: Callable[..., None]) 
     from cutline.spark.session import query_session
 
     # The settings that Cutline gives its queries.
-    own = query_session(spark, state_backend="rocksdb-changelog", subtasks=SUBTASKS)
+    own = query_session(spark, state_backend="rocksdb-changelog", subtasks=SUBTASKS, is_local_dir=True)
     query = (
         totals_of(own, folder)
         .writeStream.outputMode("update")

@@ -13,6 +13,7 @@ from cutline.testing.servers.process import ServerProcess
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cutline.testing.servers.hdfs import Hdfs
     from cutline.testing.servers.kafka import KafkaCluster
     from cutline.testing.servers.nats import NatsServer
     from cutline.testing.servers.postgres import PostgresServer
@@ -28,10 +29,15 @@ def spark() -> Iterator[SparkSession]:
     """The session all tests with Spark share, made the way Cutline makes one for users."""
     from cutline.config.spark_settings import SparkStart
     from cutline.spark.session import open_session
+    from cutline.testing.servers import jars
 
     # Tests run each query for seconds only: the second compiler would cost more than it gives.
     options = "-Djdk.lang.Process.launchMechanism=VFORK -XX:TieredStopAtLevel=1"
-    session = open_session("cutline-tests", None, SparkStart(settings={"spark.driver.extraJavaOptions": options}))
+    settings = {"spark.driver.extraJavaOptions": options}
+    found = [jars.classpath(one) for one in (jars.S3A, jars.SPARK_CLOUD, jars.SPARK_KAFKA) if not jars.why_not(one)]
+    if found:
+        settings["spark.driver.extraClassPath"] = os.pathsep.join(found)
+    session = open_session("cutline-tests", None, SparkStart(settings=settings))
     yield session
     session.stop()
 
@@ -81,3 +87,18 @@ def kafka_cluster() -> Iterator[KafkaCluster]:
         yield cluster
     finally:
         cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def hdfs() -> Iterator[Hdfs]:
+    """The HDFS that all tests share, each in a folder of its own (``fresh_url``). Who stops a node starts it again."""
+    from cutline.testing.servers.hdfs import Hdfs
+
+    if Hdfs.why_not():
+        pytest.skip(Hdfs.why_not())
+    server = Hdfs()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()

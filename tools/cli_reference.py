@@ -22,7 +22,9 @@ _INTRODUCTION = """# The command line
 - `--storage` and `--config` say where the flow is; without them, `cutline.toml`, the environment and the defaults do.
   See [the options](guide.md#options).
 - `--json` prints one JSON object or list, for programs: the keys stay the same from version to version.
-- `cutline --install-completion` sets up your shell: Tab then completes commands, options, flows, epochs, savepoints.
+- `demo`, `simulate` and `version` are about no flow of yours: they take neither FLOW nor `--storage` nor `--config`.
+- `cutline --install-completion` sets up the shell that runs it: Tab then completes commands, options, flows, epochs,
+  savepoints.
 
 A command that fails prints one to three lines on standard error: what happened, to which flow and operator, what to do
 next. With `--json` it prints one object on standard output instead: `error`, `kind` (the class), `where` (flow,

@@ -20,6 +20,11 @@ class CutlineError(Exception):
         self.where |= {key: value for key, value in where.items() if value is not None and key not in self.where}
         self.args = (str(self),)
 
+    def add_next_step(self, next_step: str) -> None:
+        """Add another way out, which the code that raised the error did not know."""
+        self.next_step = f"{self.next_step}; {next_step}" if self.next_step else next_step
+        self.args = (str(self),)
+
     def without_next_step(self) -> str:
         place = ", ".join(f"{key}={value}" for key, value in self.where.items())
         return f"{self.what} ({place})" if place else self.what

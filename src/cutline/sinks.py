@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cutline.connectors.delta.sink import Delta
     from cutline.connectors.foreach.sink import Foreach
+    from cutline.connectors.iceberg.sink import Iceberg
     from cutline.connectors.kafka.sink import Kafka
     from cutline.connectors.nats.sink import JetStream
     from cutline.connectors.parquet.sink import Parquet
     from cutline.connectors.postgres.sink import Postgres
     from cutline.connectors.sqlite.sink import SQLite
 
-__all__ = ["Delta", "Foreach", "JetStream", "Kafka", "Parquet", "Postgres", "SQLite"]
+__all__ = ["Delta", "Foreach", "Iceberg", "JetStream", "Kafka", "Parquet", "Postgres", "SQLite"]
 
 _HOMES = {
     "Delta": "cutline.connectors.delta.sink",
     "Foreach": "cutline.connectors.foreach.sink",
+    "Iceberg": "cutline.connectors.iceberg.sink",
     "JetStream": "cutline.connectors.nats.sink",
     "Kafka": "cutline.connectors.kafka.sink",
     "Parquet": "cutline.connectors.parquet.sink",

@@ -6,6 +6,7 @@ Console blocks are run. What stands in other blocks is not, and is named below w
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,10 @@ NOT_RUN = {
     "pip install '.[all]'": "tests do not install into the environment that they run in",
     "pip install 'cutline[all] @ file:///path/to/cutline-0.1.0-py3-none-any.whl'": "the same; the path is the reader's",
     "cutline doctor": "test_doctor runs it; its answer depends on the machine",
-    "cutline restore payments --dry-run --to before-last-deploy": "the runbook's test runs it, after a bad deploy",
+    "cutline restore payments --dry-run --to before-last-deploy": "test_the_restore_of_the_readme runs it",
     "cutline restore payments --now --to before-last-deploy --run flow.py": "the same",
 }
+READ = "python -c 'import cutline; print(cutline.read(cutline.sinks.Delta(\"out/totals\")).to_arrow().to_pylist())'"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
@@ -39,6 +41,36 @@ def test_what_is_not_run_is_named() -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     lines = [re.split(r"\s{2,}#", line)[0] for block in blocks for line in block.splitlines()]
     assert lines == list(NOT_RUN)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_the_restore_of_the_readme(tmp_path: Path) -> None:
+    """After a bad deploy: the README's two commands, as they are written."""
+    steps = read_steps(ROOT / "README.md")
+    dry_run, restore = [line for line in NOT_RUN if line.startswith("cutline restore")]
+    with Shell(tmp_path / "reader") as shell:
+        list(perform(steps, shell))
+        code = shell.folder / "flow.py"
+        good = code.read_text()
+        code.write_text(good.replace('F.sum("amount")', 'F.max("amount")'))
+        assert shell.run('echo \'{"merchant": "bakery", "amount": 5000}\' > in/upi/2.json')[0] == 0
+        shell.run("cutline run flow.py --checkpoint-interval 1s > bad.log 2>&1 &")
+        wait_for(shell, "5000")
+        told, output = shell.run(dry_run)
+        assert told == 0 and "would restore epoch" in output and "it runs now" in output, output
+        wait_for(shell, "5000")
+        code.write_text(good)
+        shell.run(f"{restore} > good.log 2>&1 &")
+        wait_for(shell, "5650")
+
+
+def wait_for(shell: Shell, amount: str) -> None:
+    deadline = time.monotonic() + 120
+    while f"'amount': {amount}}}" not in (shown := shell.run(READ)[1]):
+        logs = "".join(path.read_text() for path in shell.folder.glob("*.log"))
+        assert time.monotonic() < deadline, f"{shown}\n{logs[-4000:]}"
+        time.sleep(0.5)
 
 
 @pytest.mark.soak

@@ -40,8 +40,8 @@ from cutline.flow import Flow
 from cutline.runtime.handle import RunningFlow
 from cutline.sinks import Kafka, Parquet
 from cutline.spark.query_plan import schema_message
-from tests.support.kafka_mock import MockKafka
 from tests.support.kafka_target import delete_topic, make_topic
+from tests.support.kafka_topics import Topic
 from tests.support.passfile import with_passfile
 from tests.support.streams import Stream
 
@@ -482,18 +482,21 @@ def test_from_postgres(
 
 
 @pytest.mark.spark
-def test_from_kafka(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the mock cluster, at the level of the protocol."""
-    kafka, rng = MockKafka(), random.Random(8)
+def test_from_kafka(
+    spark: SparkSession, kafka_cluster: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, rng = Topic(kafka_cluster.servers, "payments"), random.Random(8)
+    topic.create(partitions=4)
     payments = [[(f"shop-{rng.randrange(5)}", rng.randrange(10_000)) for _ in range(40)] for _ in range(3)]
 
     def feed(part: int) -> None:
         for partition in range(4):
             rows = [{"merchant": name, "cents": cents} for name, cents in payments[part][partition::4]]
-            kafka.publish("payments", *map(json.dumps, rows), partition=partition)
+            topic.publish(map(json.dumps, rows), partition=partition)
 
     build = example("from_kafka", tmp_path, monkeypatch)
-    run_with_lost_live_state(spark, tmp_path, lambda _, output: build(kafka.servers, output), feed)
+    run_with_lost_live_state(spark, tmp_path, lambda _, output: build(topic.servers, output), feed)
+    topic.remove()
     truth = sorted(row for part in payments for row in part)
     assert published_parquet(tmp_path / "output", ["merchant", "cents"]) == truth
 

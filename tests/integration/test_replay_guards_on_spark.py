@@ -11,94 +11,34 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from prometheus_client import generate_latest
 from typer.testing import CliRunner
 
 from cutline.cli.main import app
 from cutline.connectors.generator.spark_reader import payments
-from cutline.connectors.kafka import positions as kafka_positions
-from cutline.connectors.kafka.client import Bounds, bounds_of
+from cutline.connectors.replay_guard import ReplayGuard
 from cutline.connectors.spark_sources import ADDRESS_OPTIONS, SETTINGS, SOURCES
 from cutline.errors import ConfigError, LostInputError
-from cutline.flow import Flow
-from cutline.model.layout import Layout
 from cutline.model.plan import PlannedSource
 from cutline.model.status import SourceStatus
-from cutline.runtime.handle import RunningFlow
-from cutline.sinks import Parquet
 from cutline.spark.source_discovery import KnownSources, planned_sources
-from cutline.storage.local import LocalStore
-from tests.support.kafka_mock import MockKafka
+from cutline.testing.servers.jars import SPARK_KAFKA, why_not
+from tests.support.guarded import Guarded
+from tests.support.kafka_topics import Topic
 from tests.support.passfile import with_passfile
 from tests.support.streams import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from cutline.testing.servers.kafka import KafkaCluster
     from cutline.testing.servers.nats import NatsServer
     from cutline.testing.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
-
-class Guarded:
-    """A flow that publishes the numbers ``n`` of a source; ``feed`` has been called before each checkpoint."""
-
-    def __init__(self, spark: SparkSession, folder: Path, read: Callable[[SparkSession], DataFrame]) -> None:
-        self._spark = spark
-        self._folder = folder
-        self._read = read
-
-    def start(self, **options: Any) -> RunningFlow:
-        flow = Flow("guarded")
-
-        @flow.operator()
-        def rows(spark: SparkSession) -> DataFrame:
-            return self._read(spark).selectExpr("cast(n as long) as n")
-
-        flow.sink(rows, Parquet(self._folder / "table"), name="table")
-        settings: dict[str, Any] = {
-            "storage": str(self._folder / "storage"),
-            "checkpoint_interval": 0,
-            "retain_checkpoints": 5,
-        }
-        return flow.start(spark=self._spark, **(settings | options))
-
-    def read_twice(self, feed: Callable[[], None]) -> int:
-        """Returns the checkpoint between the two."""
-        feed()
-        run = self.start()
-        run.process_all_available()
-        epoch = run.trigger_checkpoint()
-        feed()
-        run.process_all_available()
-        run.trigger_checkpoint()
-        run.stop()
-        return epoch
-
-    def give_up(self, epoch: int, what: str, parts: int) -> list[int]:
-        """Refused by the range; and without it, it stands everywhere. Returns what is published then."""
-        with pytest.raises(LostInputError) as refused:
-            self.start(restore_to=epoch)
-        assert f"since epoch {epoch} is gone: {what}; a restore would silently lose" in str(refused.value)
-        run = self.start(restore_to=epoch, missing_input="continue")
-        (lost,) = run.status().recovery.lost_input
-        assert (lost.operator, lost.what, lost.parts) == ("rows", what, parts)
-        (recorded,) = LocalStore.reading(self.layout).generations.load_all()[-1].lost_input
-        assert (recorded.what, recorded.parts) == (what, parts)
-        counted = f'cutline_lost_input_total{{flow="guarded",operator="rows"}} {parts}.0'
-        assert counted.encode() in generate_latest(run.metrics.registry)
-        run.process_all_available()
-        run.stop()
-        return sorted(row["n"] for row in self._spark.read.parquet(str(self._folder / "table")).collect())
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self._folder / "storage", "guarded")
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -151,25 +91,72 @@ def test_rows_that_were_deleted_from_a_table(
     assert published == [*range(1, 25), *range(31, 41)]
 
 
+@pytest.mark.parametrize("source", ["cutline_kafka", "kafka"])
 def test_offsets_that_a_topic_has_dropped(
-    spark: SparkSession, tmp_path: Path, numbers: Iterator[int], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, kafka_cluster: KafkaCluster, tmp_path: Path, numbers: Iterator[int], source: str
 ) -> None:
-    """The mock cluster never drops anything, so the guard is told that it has; the readers go on with the rest."""
-    kafka = MockKafka()
+    topic = Topic(kafka_cluster.servers, kafka_cluster.fresh_topic(partitions=2))
+    flow = Guarded(spark, tmp_path, kafka_source(source, topic))
+    epoch = flow.read_twice(lambda: topic.publish((next(numbers) for _ in range(10)), partition=1))
+    topic.drop(15, partition=1)
+    published = flow.give_up(epoch, f"topic {topic.name}, partition 1: offsets 10 to 14", 5)
+    assert published == [*range(10), *range(15, 20)]
+
+
+@pytest.mark.parametrize("source", ["cutline_kafka", "kafka"])
+def test_a_topic_that_was_created_again(
+    spark: SparkSession, kafka_cluster: KafkaCluster, tmp_path: Path, numbers: Iterator[int], source: str
+) -> None:
+    """It is longer than the former one by the time the flow starts, so only its id shows that it is another."""
+    topic = Topic(kafka_cluster.servers, kafka_cluster.fresh_topic())
+    flow = Guarded(spark, tmp_path, kafka_source(source, topic))
+    epoch = flow.read_twice(lambda: topic.publish(next(numbers) for _ in range(10)))
+    topic.create_again(partitions=2)
+    topic.publish(range(100, 130))
+    topic.publish(range(130, 135), partition=1)
+    with pytest.raises(LostInputError, match="another topic has this name now"):
+        flow.start()
+    told = CliRunner().invoke(
+        app, ["verify", "--flow", "guarded", "--json"], env={"CUTLINE_STORAGE": str(tmp_path / "storage")}
+    )
+    assert "another topic has this name now" in told.stdout, "also without the flow's code"
+    published = flow.give_up(epoch, f"topic {topic.name}, partition 0: offsets 10 to 19", 10)
+    assert published == [*range(10), *range(100, 135)]
+    run = flow.start()
+    assert run.status().recovery.path == "resume", "from now on it is this topic"
+    run.stop()
+
+
+def test_sparks_own_source_as_the_status_and_the_log_describe_it(
+    spark: SparkSession, kafka_cluster: KafkaCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = Topic(kafka_cluster.servers, kafka_cluster.fresh_topic())
+    flow = Guarded(spark, tmp_path, kafka_source("kafka", topic, failOnDataLoss="false"))
+    with caplog.at_level(logging.WARNING, "cutline"):
+        run = flow.start()
+    (source,) = run.status().operators["rows"].sources
+    run.stop()
+    assert source.guarded and "failOnDataLoss is false" in source.note
+    assert any("source_may_lose_input" in record.getMessage() for record in caplog.records)
+    secured = kafka_source(
+        "kafka", topic, **{"kafka.security.protocol": "SASL_SSL", "kafka.sasl.jaas.config": "s3cr3t"}
+    )
+    known = KnownSources(classes=SOURCES, settings=SETTINGS, address_options=ADDRESS_OPTIONS)
+    (planned,) = planned_sources(secured(spark), known)
+    assert "CUTLINE_KAFKA_CONFIG" in (ReplayGuard().why_not_guarded(planned) or "") and "s3cr3t" not in repr(planned)
+
+
+def kafka_source(source: str, topic: Topic, **options: str) -> Callable[[SparkSession], DataFrame]:
+    if source == "kafka" and why_not(SPARK_KAFKA):
+        pytest.skip(why_not(SPARK_KAFKA))
+    ours = {"servers": topic.servers, "topic": topic.name}
+    sparks = {"kafka.bootstrap.servers": topic.servers, "subscribe": topic.name, "startingOffsets": "earliest"}
 
     def read(spark: SparkSession) -> DataFrame:
-        topic = spark.readStream.format("cutline_kafka").options(servers=kafka.servers, topic="numbers").load()
-        return topic.selectExpr("cast(value as string) as n")
+        stream = spark.readStream.format(source).options(**(sparks if source == "kafka" else ours), **options)
+        return stream.load().selectExpr("cast(value as string) as n")
 
-    def dropped(client: Any, servers: str, topic: str, partition: int) -> Bounds:
-        there = bounds_of(client, servers, topic, partition)
-        return Bounds(15, there.end) if partition == 2 else there
-
-    flow = Guarded(spark, tmp_path, read)
-    epoch = flow.read_twice(lambda: kafka.publish("numbers", *(next(numbers) for _ in range(10)), partition=2))
-    monkeypatch.setattr(kafka_positions, "bounds_of", dropped)
-    published = flow.give_up(epoch, "topic numbers, partition 2: offsets 10 to 14", 5)
-    assert published == [*range(10), *range(15, 20)]
+    return read
 
 
 def test_a_generator_with_other_options(spark: SparkSession, tmp_path: Path) -> None:

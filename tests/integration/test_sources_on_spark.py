@@ -1,4 +1,4 @@
-"""Kafka (the mock cluster) and PostgreSQL (a real server) as sources on real Spark: read, stopped, read on."""
+"""Kafka, by both sources, and PostgreSQL on real Spark and real servers: read, stopped, read on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pytest
 
 from cutline.flow import Flow
 from cutline.sinks import Parquet
-from tests.support.kafka_mock import MockKafka
+from cutline.testing.servers.jars import SPARK_KAFKA, why_not
+from tests.support.kafka_topics import Topic
 from tests.support.passfile import with_passfile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from cutline.testing.servers.kafka import KafkaCluster
     from cutline.testing.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -55,16 +57,22 @@ def run_twice(
     return sorted(tuple(row) for row in found)
 
 
-def test_kafka(spark: SparkSession, tmp_path: Path) -> None:
-    kafka = MockKafka()
+@pytest.mark.parametrize("source", ["cutline_kafka", "kafka"])
+def test_kafka(spark: SparkSession, kafka_cluster: KafkaCluster, tmp_path: Path, source: str) -> None:
+    if source == "kafka" and why_not(SPARK_KAFKA):
+        pytest.skip(why_not(SPARK_KAFKA))
+    topic = Topic(kafka_cluster.servers, kafka_cluster.fresh_topic(partitions=4))
     numbers = iter(range(40))
 
     def feed() -> None:
         for partition in range(4):
-            kafka.publish("orders", *(next(numbers) for _ in range(5)), partition=partition)
+            topic.publish((next(numbers) for _ in range(5)), partition=partition)
 
-    options = {"servers": kafka.servers, "topic": "orders", "max_per_batch": 7}
-    found = run_twice(spark, tmp_path, "cutline_kafka", options, ["cast(cast(value as string) as int) as n"], feed=feed)
+    options: dict[str, Any] = {"servers": topic.servers, "topic": topic.name, "max_per_batch": 7}
+    if source == "kafka":
+        options = {"kafka.bootstrap.servers": topic.servers, "subscribe": topic.name, "maxOffsetsPerTrigger": 7}
+        options |= {"startingOffsets": "earliest"}
+    found = run_twice(spark, tmp_path, source, options, ["cast(cast(value as string) as int) as n"], feed=feed)
     assert found == [(number,) for number in range(40)]
 
 

@@ -1,7 +1,8 @@
 """Cutline as users install it, from its wheel, outside of the repository, on the supported versions.
 
-``make test`` runs the README's flow on each version whose environment is there, and on the oldest in any case.
-``make soak`` installs all of them, and runs all tests on Spark with the oldest and the newest.
+``make test`` runs the README's flow from the wheel on each older PySpark that pip has, with the Python of the tests.
+``make soak`` installs each PySpark with a Python of its own, as users do, kills the flow there, and runs all tests on
+Spark with the oldest and the newest.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from cutline.testing.servers.lifetime import start_child
-from tests.support.version_venvs import PAIRS, ROOT, Pair, VersionVenv, build_wheel, skip_unless_installable
+from tests.support.version_venvs import (
+    PAIRS,
+    ROOT,
+    Pair,
+    VersionVenv,
+    build_wheel,
+    folder_with_pyspark,
+    skip_unless_installable,
+    unpacked_wheel,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.kill]
 
@@ -37,6 +47,11 @@ SUITE_SECONDS = 3 * 3600
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    return unpacked_wheel(wheel)
 
 
 class User:
@@ -100,6 +115,10 @@ class User:
         told = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=True).stdout
         return dict(json.loads(told)["code"])
 
+    @property
+    def written(self) -> dict[str, int]:
+        return dict(self._written)
+
     def published(self) -> dict[str, int]:
         try:
             rows = DeltaTable(self.folder / "out" / "totals").to_pyarrow_table().to_pylist()
@@ -129,12 +148,37 @@ def check_readme_flow(folder: Path, venv: VersionVenv) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_flow_of_the_readme_runs_from_the_wheel_on_the_oldest_version(wheel: Path, tmp_path: Path) -> None:
-    venv = VersionVenv(PAIRS[0])
-    if not venv.is_there():
-        pytest.skip(f"{PAIRS[0]} is not installed; make soak installs it")
-    venv.install(wheel)
-    check_readme_flow(tmp_path, venv)
+@pytest.mark.parametrize("version", [pair.pyspark for pair in PAIRS[:-1]])
+def test_the_flow_of_the_readme_runs_from_the_wheel_on_each_older_version(
+    version: str, installed: Path, tmp_path: Path
+) -> None:
+    folders = [installed, folder_with_pyspark(version)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK"))}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
+    user = User(tmp_path)
+    user.write_input()
+
+    def cutline(*words: str) -> str:
+        command = [sys.executable, "-m", "cutline", *words]
+        told = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=2 * SECONDS
+        )
+        assert told.returncode == 0, told.stderr[-4000:]
+        return told.stdout
+
+    cutline("run", "flow.py", "--until-done")
+    assert user.published() == user.written
+    code = json.loads(cutline("status", "--json"))["code"]
+    assert code["pyspark"].startswith(f"{version}.") and code["python"].startswith("3.")
+    where = subprocess.run(
+        [sys.executable, "-c", "import cutline; print(cutline.__file__)"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(where.stdout.strip()).is_relative_to(installed), "not the repository"
 
 
 @pytest.mark.soak

@@ -17,7 +17,7 @@ from cutline.errors import FlowFailedError, RecoveryError
 from cutline.model.ids import OperatorId
 from cutline.model.layout import Layout
 from cutline.model.restore_request import RestoreRequest
-from cutline.runtime.launch import store_request
+from cutline.storage.restore_requests import store_request
 from tests.support.changes import AFTER, BEFORE, CHANGES, NEW_TABLES, TABLES, first_life
 from tests.support.changing import ChangingFlow, changing, counted
 from tests.support.killing import is_killed_at

@@ -233,6 +233,22 @@ def test_the_table_fits_80_columns_and_shows_all_with_room(tmp_path: Path, cli: 
     assert "1 checkpoint of flow counting" in once
     assert "3 checkpoints of flow counting" in narrow
     assert [line.split()[0] for line in narrow.splitlines()[2:5]] == ["5", "4", "3"], "newest first"
+    code = flow.recovered.record.code
+    assert code is not None
+    assert f" {code.hash[:6]} " in narrow.splitlines()[2] and f" {code.hash[:8]} " in roomy
+
+
+def test_a_restore_that_waits_is_shown(tmp_path: Path, cli: Cli) -> None:
+    with running(tmp_path, retain_checkpoints=3) as flow:
+        take(flow, 2)
+    assert [cli(name, "--json")["restore_requested"] for name in ("status", "checkpoints")] == ["", ""]
+    cli("restore", "--to", "1")
+    for shown in (cli("status"), cli("checkpoints"), cli("status", columns=160)):
+        told = "a restore to 1 waits for the next start; cutline restore counting --cancel withdraws it"
+        assert told in " ".join(shown.split())
+    assert [cli(name, "--json")["restore_requested"] for name in ("status", "checkpoints")] == ["1", "1"]
+    with running(tmp_path, retain_checkpoints=3):
+        assert "waits for the next start" not in cli("status") + cli("checkpoints")
 
 
 def test_a_flow_without_checkpoints(tmp_path: Path, cli: Cli) -> None:
@@ -246,6 +262,9 @@ def test_a_flow_without_checkpoints(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_all_flows_of_a_storage(tmp_path: Path, cli: Cli) -> None:
+    with pytest.raises(ConfigError, match="which does not exist"):
+        cli("flows")
+    (tmp_path / "storage").mkdir()
     assert "there is no flow in" in cli("flows")
     with up(tmp_path) as flow:
         flow.wait(flow.layout.status.exists)
@@ -284,7 +303,7 @@ def test_a_damaged_flow_does_not_hide_the_others(tmp_path: Path, cli: Cli) -> No
     (tmp_path / "storage" / "broken").mkdir()
     (tmp_path / "storage" / "broken" / "status.json").write_text("{")
     (broken, fine) = cli("flows", "--json")["flows"]
-    assert "is not a status" in broken["problems"][0]
+    assert "the status cannot be read" in broken["problems"][0]
     assert fine["last_epoch"] == 1
 
 

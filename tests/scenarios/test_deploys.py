@@ -164,6 +164,52 @@ def test_a_restore_is_not_undone_by_repeating_it(tmp_path: Path) -> None:
     assert isinstance(told.exception, UnknownSavepointError)
 
 
+def test_a_restore_with_corrected_code_is_not_repeated_either(tmp_path: Path) -> None:
+    live(tmp_path, GOOD)
+    live(tmp_path, BAD)
+    live(tmp_path, FIXED, restore_to="before-last-deploy", numbers=5)
+    with pytest.raises(UnknownSavepointError, match=f"already, to savepoint {automatic(tmp_path)[0].name}"):
+        SparklessFlow(tmp_path, functions=FIXED, restore_to="before-last-deploy")
+    assert len(live(tmp_path, FIXED, numbers=0).sink.rows()) == 8, "nothing of its work is given up"
+
+
+def test_a_restore_that_was_killed_and_given_up_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    """The savepoint that it took is the one from before the next deploy all the same."""
+    live(tmp_path, GOOD)
+    newest = live(tmp_path, BAD).run.checkpoints()[0].epoch
+    go_back = partial(SparklessFlow, tmp_path, functions=GOOD, restore_to="before-last-deploy")
+    assert is_killed_at("deploy-saved", go_back)
+    assert [one.taken_before for one in automatic(tmp_path)] == ["deploy", "restore"]
+    for _ in range(2):
+        live(tmp_path, FIXED, auto_savepoints=1)
+    told = command(tmp_path, "restore", "--flow", "counting", "--to", "before-last-deploy", "--dry-run")
+    assert f"would restore epoch {newest} " in told.stdout
+    with running(tmp_path, functions=BAD, restore_to="before-last-deploy") as flow:
+        assert (flow.recovered.restored_epoch, len(flow.sink.rows())) == (newest, 6)
+
+
+def test_code_that_is_changed_back_keeps_its_own_work(tmp_path: Path) -> None:
+    """The bad code died before its first checkpoint, and the file was rolled back first."""
+    live(tmp_path, FIXED)
+    newest = live(tmp_path, GOOD).run.checkpoints()[0].epoch
+    with running(tmp_path, functions=BAD) as flow:
+        flow.emit(2)
+    live(tmp_path, GOOD, numbers=0)
+    with running(tmp_path, functions=GOOD, restore_to="before-last-deploy") as flow:
+        assert (flow.recovered.restored_epoch, len(flow.sink.rows())) == (newest, 6)
+
+
+def test_a_savepoint_that_was_deleted_is_named(tmp_path: Path) -> None:
+    """An earlier one is not taken for it."""
+    live(tmp_path, FIXED)
+    live(tmp_path, GOOD)
+    live(tmp_path, BAD)
+    last = automatic(tmp_path)[-1].name
+    savepoints_in(tmp_path).delete(last)
+    with pytest.raises(UnknownSavepointError, match=f"savepoint {last}, taken before the code last changed, is not"):
+        SparklessFlow(tmp_path, functions=GOOD, restore_to="before-last-deploy")
+
+
 @pytest.mark.parametrize("point", ["", "restore-generation"])
 def test_a_repeated_restore_does_not_go_to_before_an_earlier_deploy(tmp_path: Path, point: str) -> None:
     live(tmp_path, FIXED)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cutline.channels.in_flight import entry_paths
+from cutline.cli.flows_here import FlowHere
+from cutline.cli.history.past import past_of
+from cutline.config.options import build_options
 from cutline.errors import ConfigError, RecoveryError
 from cutline.model.ids import Epoch
 from cutline.model.layout import Layout
@@ -44,6 +48,48 @@ def history(storage: Path, count: int = 4, **options: Any) -> list[Epoch]:
         flow.wait(lambda: all(map(detached.has, epochs[:-1])))
         flow.wait(lambda: flow.run._parts.workers.operators[NUMBERS].channel.start > 3 * count - 3)
     return epochs
+
+
+def has_more(flow: SparklessFlow, than: int) -> bool:
+    return len(flow.checkpoints.epochs()) > than
+
+
+def test_checkpoints_says_that_rows_in_flight_are_gone(tmp_path: Path) -> None:
+    epochs = history(tmp_path)
+    shutil.rmtree(flow_layout(tmp_path).detached_epoch(epochs[1]))
+    here = FlowHere(layout=flow_layout(tmp_path), options=build_options({}, HISTORY))
+    told = {one.epoch: one.why_not for one in past_of(here, asks=False).epochs}
+    assert [epoch for epoch, why_not in told.items() if why_not] == [epochs[1]]
+    assert "rows in flight" in told[epochs[1]][0]
+    with pytest.raises(RecoveryError, match=f"epoch {epochs[1]} cannot be restored"):
+        SparklessFlow(tmp_path, restore_to=epochs[1], **HISTORY)
+
+
+def test_records_of_another_host_stay_only_until_they_are_published(tmp_path: Path) -> None:
+    """Nothing can be restored from them, however long retention keeps what can."""
+    settings = {**HISTORY, "remote": str(tmp_path / "remote"), "remote_grace": 0, "replicate_interval": 0}
+    with running(tmp_path, **settings) as flow:
+        flow.emit(1)
+        flow.drain()
+        flow.sink.commit_failures += [OSError("the table is away")] * 1_000
+        for _ in range(2):
+            flow.emit(1)
+            flow.step(TOTALS)
+            complete = len(flow.checkpoints.epochs())
+            flow.request()
+            flow.wait(partial(has_more, flow, complete))
+            copied(flow, flow.checkpoints.epochs()[-1])
+    lose_host(tmp_path)
+    with running(tmp_path, **settings) as flow:
+        assert flow.recovered.path == "remote"
+        records = [one.epoch for one in flow.recovered.manifests][:-1]
+        assert records
+        flow.emit(1)
+        flow.drain()
+        flow.checkpoint()
+        assert_each_once(flow.sink.rows())
+        flow.wait(lambda: not set(records) & set(flow.checkpoints.epochs()))
+        assert damage_in(flow.layout) == []
 
 
 def flow_layout(storage: Path) -> Layout:

@@ -34,7 +34,7 @@ _SHAPE = re.compile(r"[\[\]…]|\b(NAME|PLACE|EPOCH|FILE)\b.*\|")
 
 def command_lines(text: str) -> list[str]:
     blocks = [body for kind, body in _BLOCK.findall(text) if kind != "python"]
-    lines = [line for body in blocks for line in body.splitlines()]
+    lines = [line for body in blocks for line in re.sub(r" *\\\n *", " ", body).splitlines()]
     found = [match.group() for line in lines if (match := re.search(r"(?<![\w/.-])cutline [a-z].*", line)) is not None]
     found += _INLINE.findall(re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL))
     return [_END.split(line, maxsplit=1)[0] for line in found if not _SHAPE.search(line)]

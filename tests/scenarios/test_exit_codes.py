@@ -44,6 +44,7 @@ DONE = (
 FAILED = (
     "status nosuch",
     "flows --config nosuch.toml",
+    "flows --storage nosuch",
     "checkpoints nosuch",
     "pin 99",
     "unpin 99",
@@ -60,7 +61,6 @@ FAILED = (
     "stop",
     "run nosuch.py",
     "doctor --config nosuch.toml",
-    "demo --interval soon",
 )
 #: One of them cannot fail in this way: verify says 2 if it cannot check, version has nothing to fail at.
 WRONG_USE = (
@@ -68,6 +68,18 @@ WRONG_USE = (
     *("savepoint show", "savepoint export", "savepoint import", "savepoint delete", "clone", "verify nosuch", "gc a b"),
     *("sinks a b", "restore a b", "stop a b", "run", "doctor a", "demo --rows no", "simulate --seeds no", "version a"),
     "nosuch",
+    *(
+        "restore",
+        "restore --to 1 --at 02:00",
+        "restore --at 25:00",
+        "restore --to 1 --rename x",
+        "restore --to 1 --run f",
+    ),
+    *("gc --grace soon", "pin one", "demo --interval soon", "demo --mode quick", "savepoint create 1 2 3"),
+    *("run flow.py --conf foo", "run flow.py --conf =x", "run flow.py --conf foo=1", "run flow.py --set x"),
+    *("run flow.py --set nosuch=1", "run flow.py --mode quick", "run flow.py --checkpoint-interval soon"),
+    *("run flow.py --http nowhere", "run flow.py --http 99999999", "run flow.py --log-size x"),
+    *("run flow.py --log-format xml", "run flow.py --rename x", "run flow.py flow.py --restore-to 1"),
 )
 
 
@@ -105,13 +117,58 @@ def test_every_command_ends_with_the_documented_code(cli: CommandLine) -> None:
             assert told.code == code, (command, told)
 
 
+def test_a_wrong_line_is_refused_before_the_file_is_run_and_java_started(cli: CommandLine, home: Path) -> None:
+    """The file would say so, and Java would not start."""
+    (home / "flow.py").write_text("print('it runs')\nimport cutline\nflow = cutline.Flow('counting')\n")
+    try:
+        for command in [one for one in WRONG_USE if one.startswith("run flow.py")]:
+            told = cli.run(*command.split(), CUTLINE_STORAGE="storage", JAVA_HOME="/none")
+            assert told.code == ExitCode.WRONG_USE and "it runs" not in told.out, (command, told)
+        for target in ("99", "nosuch"):
+            told = cli.run("run", "flow.py", "--restore-to", target, CUTLINE_STORAGE="storage", JAVA_HOME="/none")
+            assert told.code == ExitCode.FAILED, told
+            assert target in told.err and "Next: " in told.err and "Java" not in told.err
+        for target in ("99", "nosuch", "before-last-deploy"):  # the flow has never run
+            told = cli.run("run", "flow.py", "--restore-to", target, CUTLINE_STORAGE="fresh", JAVA_HOME="/none")
+            assert told.code == ExitCode.FAILED and "path=" not in told.err and "Java" not in told.err, told
+        told = cli.run("run", "flow.py", CUTLINE_STORAGE="storage", CUTLINE_MODE="quick")
+        assert told.code == ExitCode.FAILED and "CUTLINE_MODE" in told.err and "it runs" not in told.out
+    finally:
+        (home / "flow.py").unlink()
+
+
+def test_java_that_does_not_start_is_no_bug(cli: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(
+        "import cutline\n"
+        "flow = cutline.Flow('javaless')\n"
+        "@flow.operator()\n"
+        "def rows(spark):\n"
+        "    return spark.readStream.format('rate').load()\n"
+        "flow.sink(rows, cutline.sinks.Parquet('out'))\n"
+    )
+    told = cli.run("run", "flow.py", folder=tmp_path, JAVA_HOME="/none", CUTLINE_STORAGE=str(tmp_path / "storage"))
+    assert told.code == ExitCode.FAILED, told
+    *steps, error = told.err.splitlines()
+    assert all(line.startswith("starting: ") for line in steps), "no raw lines"
+    assert error.startswith("error: Java cannot be started: /none/bin/java: No such file") and "cutline doctor" in error
+    assert "/none/bin/java" in (tmp_path / "storage/javaless/traces/spark.log").read_text()
+
+
+def test_completion_is_for_the_shell_that_runs_it(cli: CommandLine, tmp_path: Path) -> None:
+    """Typer would ignore the word, and install."""
+    for option in ("--install-completion", "--show-completion"):
+        told = cli.run(option, "nosuchshell", HOME=str(tmp_path))
+        assert told.code == ExitCode.WRONG_USE and f"{option} takes no argument" in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_command_is_left_out() -> None:
     def named(commands: tuple[str, ...]) -> set[str]:
         return {name for name in command_names(app) if any(f"{one} ".startswith(f"{name} ") for one in commands)}
 
     everything = set(command_names(app))
     assert everything - named(DONE) == {"run", "stop", "doctor", "demo"}, "these need Spark, Java, or a running flow"
-    assert everything - named(FAILED) == {"verify", "version", "simulate"}
+    assert everything - named(FAILED) == {"verify", "version", "simulate", "demo"}
     assert everything - named(WRONG_USE) == set()
 
 

@@ -40,6 +40,27 @@ class _Status:
         return int(self.path.stat().st_mtime * 1000)
 
 
+_PACKAGES_AND_CLASSES = frozenset(
+    [
+        "_jvm",
+        "_jsc",
+        "_gateway",
+        "java",
+        "lang",
+        "System",
+        "org",
+        "apache",
+        "hadoop",
+        "fs",
+        "commons",
+        "lang3",
+        "FileStatus",
+        "FileUtil",
+        "ArrayUtils",
+    ]
+)
+
+
 class FakeHadoop:
     """As much of a session, a JVM and a file system as is asked for; its files lie in a folder."""
 
@@ -57,7 +78,7 @@ class FakeHadoop:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_jvm", "_jsc", "org", "apache", "hadoop", "fs", "commons", "lang3", "FileUtil", "ArrayUtils"):
+        if name in _PACKAGES_AND_CLASSES:
             return self
         raise AttributeError(name)
 
@@ -72,6 +93,13 @@ class FakeHadoop:
                 return fake
 
         return _Path(url)
+
+    # py4j's arrays
+    def new_array(self, _: Any, count: int) -> list[Any]:
+        return [None] * count
+
+    def arraycopy(self, source: list[Any], start: int, target: list[Any], to: int, count: int) -> None:
+        target[to : to + count] = source[start : start + count]
 
     def stat2Paths(self, found: list[_Status]) -> list[str]:
         return [one.url for one in found]

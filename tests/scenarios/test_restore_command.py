@@ -27,9 +27,9 @@ from cutline.model.ids import Epoch, OperatorId
 from cutline.model.layout import Layout
 from cutline.model.plan import OperatorPlan
 from cutline.model.restore_request import RestoreRequest
-from cutline.runtime.launch import store_request
 from cutline.runtime.lock import FlowLock
 from cutline.storage.query_dir import LocalQueryDir
+from cutline.storage.restore_requests import store_request
 from tests.support.running import assert_each_once, drained, running
 from tests.support.sparkless import NUMBERS, TOTALS, FolderSink, HandDrivenEngine, SparklessFlow
 
@@ -394,6 +394,8 @@ def test_a_request_is_shown_and_can_be_withdrawn(tmp_path: Path) -> None:
     invoke(tmp_path, "--to", "1")
     assert "a restore to 1 is requested already" in previewed(tmp_path, "--to", "2")["notes"][0]
     assert "to restore flow counting to 1 is withdrawn" in invoke(tmp_path, "--cancel").stdout
+    flow.layout.restore_request.write_bytes(b"{")
+    assert "which could not be read, is withdrawn" in invoke(tmp_path, "--cancel").stdout
     with running(tmp_path, retain_checkpoints=5) as flow:
         assert flow.recovered.path == "resume"
 

@@ -255,7 +255,7 @@ def test_a_savepoint_of_another_history_is_not_restored_into_this_flow(tmp_path:
 
 @pytest.mark.parametrize("name", ["", "7", "../up", "a/b", ".hidden", "x" * 101])
 def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
-    with running(tmp_path) as flow, pytest.raises(ConfigError, match="not a valid savepoint name"):
+    with running(tmp_path) as flow, pytest.raises(ConfigError, match=r"not a valid savepoint name|cannot be called"):
         flow.run.savepoint(name)
 
 

@@ -17,11 +17,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cutline.cli.running.run import _follow
+from cutline.config.addresses import parse_address
 from cutline.errors import ConfigError, FlowFailedError, RecoveryError
 from cutline.model.ids import FlowName
 from cutline.runtime.handle import RunningFlow
 from cutline.runtime.process.flows import Flows
-from cutline.runtime.process.http import parse_address, serving
+from cutline.runtime.process.http import serving
 from tests.support.running import assert_each_once, running
 from tests.support.sparkless import TOTALS, SparklessFlow
 

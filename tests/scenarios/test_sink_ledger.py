@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +18,7 @@ from tests.support.running import assert_each_once, running
 from tests.support.sparkless import NUMBERS, TABLE, SparklessFlow
 
 
-def publish(tmp_path: Path, epochs: int = 4, **settings: object) -> SparklessFlow:
+def publish(tmp_path: Path, epochs: int = 4, **settings: Any) -> SparklessFlow:
     with running(tmp_path, **{"retain_checkpoints": 5, **settings}) as flow:
         for _ in range(epochs):
             flow.emit(2)

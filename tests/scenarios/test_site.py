@@ -115,3 +115,9 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     page.write_text(page.read_text() + "\n[nothing](tutorial.md#no-such-place)\n")
     built = build(tmp_path, tmp_path / "site")
     assert built.returncode != 0 and "no-such-place" in built.stderr
+
+
+def test_no_page_is_in_the_navigation_twice() -> None:
+    pages = re.findall(r"^ +- [^:\n]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert len(pages) > 20
+    assert sorted(pages) == sorted(set(pages))

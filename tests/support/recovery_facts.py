@@ -98,8 +98,9 @@ def manifest(
     operators: Sequence[OperatorId] = (ORDERS, TOTALS),
     lineage: Sequence[tuple[int, int]] = ((1, 0),),
     evolved_from: int | None = None,
+    published: int | None = None,
 ) -> Manifest:
-    """Its barriers stand at ``10 * epoch`` unless it is said."""
+    """Its barriers stand at ``10 * epoch`` unless it is said; ``published``: how far the table was by then."""
     at = Position(10 * epoch if barrier is None else barrier)
     read = {name: {one: at for one in INPUTS.get(name, ()) if one in operators} for name in operators}
     return Manifest(
@@ -109,6 +110,7 @@ def manifest(
         previous_epoch=Epoch(epoch - 1 if previous is None else previous),
         started_ms=0,
         completed_ms=1,
+        published=None if published is None else {TABLE: Epoch(published)},
         carried_from=Epoch(evolved_from) if evolved_from is not None else None,
         operators={
             name: OperatorCut(

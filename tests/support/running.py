@@ -12,8 +12,8 @@ from tests.support.sparkless import TOTALS, SparklessFlow
 
 
 @contextmanager
-def running(storage: Path, **settings: Any) -> Iterator[SparklessFlow]:
-    flow = SparklessFlow(storage, **settings)
+def running(storage: Path, *, kind: type[SparklessFlow] = SparklessFlow, **settings: Any) -> Iterator[SparklessFlow]:
+    flow = kind(storage, **settings)
     try:
         yield flow
     finally:

@@ -15,9 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
 
 from cutline.base.durable import make_dir, replace
-from cutline.sinks import Delta, Foreach, Parquet, SQLite
+from cutline.sinks import Delta, Foreach, Iceberg, Parquet, SQLite
 from cutline.testing.conformance.sinks import Row, SinkSuite
 
 
@@ -43,6 +45,40 @@ class DeltaUpsertTarget(DeltaTarget):
 class DeltaPartitionsTarget(DeltaTarget):
     def make_sink(self, tmp_path: Path) -> Delta:
         return Delta(tmp_path / "table", mode="overwrite_partitions", partition_by=["id"])
+
+
+class IcebergTarget(SinkSuite):
+    rewind_crash_points = ("sink-rewind-half",)
+    can_be_shared = True
+
+    def make_sink(self, tmp_path: Path) -> Iceberg:
+        return iceberg(tmp_path)
+
+    def read_rows(self, tmp_path: Path) -> list[Row]:
+        """As any program with pyiceberg reads it."""
+        found: list[Row] = iceberg_table(tmp_path).scan().to_arrow().to_pylist()
+        return found
+
+
+class IcebergUpsertTarget(IcebergTarget):
+    def make_sink(self, tmp_path: Path) -> Iceberg:
+        return iceberg(tmp_path, mode="upsert", key=["id"])
+
+
+class IcebergPartitionsTarget(IcebergTarget):
+    def make_sink(self, tmp_path: Path) -> Iceberg:
+        return iceberg(tmp_path, mode="overwrite_partitions", partition_by=["id"])
+
+
+def iceberg(folder: Path, table: str = "shop.totals", **options: Any) -> Iceberg:
+    """A sink with a catalog of its own in the folder."""
+    return Iceberg(f"sqlite:///{folder}/catalog.sqlite", table, warehouse=folder / "warehouse", **options)
+
+
+def iceberg_table(folder: Path, table: str = "shop.totals") -> Table:
+    """The same table, as another program opens it: without anything of Cutline's."""
+    catalog = SqlCatalog("default", uri=f"sqlite:///{folder}/catalog.sqlite", warehouse=str(folder / "warehouse"))
+    return catalog.load_table(table)
 
 
 class ParquetTarget(SinkSuite):

@@ -72,7 +72,14 @@ WRITTEN: dict[str, Any] = {
 
 #: What later versions tell besides, as long as nothing is wrong.
 _FINE: dict[str, Any] = {"failures": 0, "problem": ""}
-_OPERATOR: dict[str, Any] = {"busy_ms": 0.0, "rows_per_second": 0.0, "backlog_ms": {}, "trace": "", "state_bytes": None}
+_OPERATOR: dict[str, Any] = {
+    "source_lag": [],
+    "busy_ms": 0.0,
+    "rows_per_second": 0.0,
+    "backlog_ms": {},
+    "trace": "",
+    "state_bytes": None,
+}
 _SINK: dict[str, Any] = {"published_epoch_ms": None, "lag_ms": 0}
 #: The same as this version reads and writes it.
 AS_NOW: dict[str, Any] = {
@@ -86,4 +93,5 @@ AS_NOW: dict[str, Any] = {
     "code": None,
     "started_ms": 0,
     "at_ms": 0,
+    "restore_requested": "",
 }

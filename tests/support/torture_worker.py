@@ -32,9 +32,11 @@ def main() -> None:
     setattr(os, "fsync", lambda _: None)  # noqa: B010 (to mypy a function is not to be replaced)
     say(ready=os.getpid())
     for line in sys.stdin:
+        order = json.loads(line)
+        importlib.import_module(order["make"].partition(":")[0])
         child = os.fork()
         if child == 0:
-            live(json.loads(line))
+            live(order)
         say(pid=child)
         _, status = os.waitpid(child, 0)
         say(ended=status)

@@ -1,6 +1,8 @@
-"""Virtual environments with other versions of Python and PySpark, and Cutline from its wheel: as users install it.
+"""Other versions of Python and PySpark, and Cutline from its wheel: as users install it.
 
-They are kept in the user's cache folder, as each takes a minute and 700 MB: ``$XDG_CACHE_HOME/cutline-tests``.
+Another PySpark alone is a folder in front of the packages of the interpreter that runs the tests; another Python needs
+a virtual environment. Both are kept in the user's cache folder, as pip takes one to two minutes to make one, and each
+takes 500 to 700 MB: ``$XDG_CACHE_HOME/cutline-tests``.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +72,11 @@ def build_wheel(folder: Path) -> Path:
     for name in ("pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, copy)
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    _pip(sys.executable, ["wheel", "--no-deps", "--wheel-dir", str(folder), str(copy)])
+    # What builds it is kept: pip would fetch it anew each time, which takes longer than all the rest.
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    builder = _folder_with(f"build-{zlib.crc32(repr(needed).encode()):08x}", needed)
+    arguments = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(copy)]
+    _pip(sys.executable, arguments, PYTHONPATH=str(builder))
     (wheel,) = folder.glob("cutline-*.whl")
     return wheel
 
@@ -109,16 +117,47 @@ class VersionVenv:
             yield
 
 
+def folder_with_pyspark(version: str) -> Path:
+    """A folder for PYTHONPATH that holds this PySpark and nothing else. Skips the test if pip does not find it."""
+    if not (CACHE / f"pyspark-{version}").exists():
+        skip_unless_found(sys.executable, version)
+    return _folder_with(f"pyspark-{version}", ["--no-deps", f"pyspark=={version}.*"])
+
+
+def _folder_with(name: str, packages: Sequence[str]) -> Path:
+    """A folder for PYTHONPATH in the cache."""
+    folder, half = CACHE / name, CACHE / f"{name}-half"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            shutil.rmtree(half, ignore_errors=True)
+            _pip(sys.executable, ["install", "--no-compile", "--target", str(half), *packages])
+            half.rename(folder)
+    return folder
+
+
+def unpacked_wheel(wheel: Path) -> Path:
+    """A folder for PYTHONPATH that holds what the wheel installs."""
+    folder = wheel.with_suffix(".installed")
+    _pip(sys.executable, ["install", "--no-deps", "--no-compile", "--target", str(folder), str(wheel)])
+    return folder
+
+
 def skip_unless_installable(pair: Pair) -> None:
     """Skip the test if this machine lacks the interpreter, or pip the version."""
     python = find_python(pair.python)
     if python is None:
         pytest.skip(f"there is no python{pair.python} on the path")
+    skip_unless_found(python, pair.pyspark)
+
+
+def skip_unless_found(python: str, version: str) -> None:
     known = subprocess.run(
         [python, "-m", "pip", "index", "versions", "pyspark"], capture_output=True, text=True, check=False, timeout=120
     ).stdout
-    if f" {pair.pyspark}." not in known:
-        pytest.skip(f"pip finds no PySpark {pair.pyspark}")
+    if f" {version}." not in known:
+        pytest.skip(f"pip finds no PySpark {version}")
 
 
 def _constraints() -> str:
@@ -126,9 +165,10 @@ def _constraints() -> str:
     return "".join(line for line in lines if not _PYSPARKS_OWN.match(line))
 
 
-def _pip(python: str | Path, arguments: Sequence[str]) -> None:
+def _pip(python: str | Path, arguments: Sequence[str], **environment: str) -> None:
     done = subprocess.run(
         [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments],
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,

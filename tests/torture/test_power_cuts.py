@@ -59,7 +59,7 @@ AFTER_TROUBLE = {
         "idle",
     ),
 }
-#: What matters only between two processes that run at the same time; a test of its own notices it.
+#: What no story reaches (two processes at a time, a command, a catalog); a test of its own notices it.
 ELSEWHERE = {
     (
         CHECKPOINTS,
@@ -71,6 +71,12 @@ ELSEWHERE = {
     ): "test_a_manifest_that_a_dead_process_left_is_synced_before_anything_rests_on_it",
     ("storage/detached.py", "_link"): "test_what_is_put_back_without_links_is_synced",
     ("savepoints/set_aside.py", "finish"): "test_nothing_is_removed_before_the_move_is_durable",
+    ("storage/restore_requests.py", "withdraw_request"): "test_a_power_cut_does_not_bring_it_back",
+    ("storage/restore_requests.py", "remove_request"): "test_a_power_cut_does_not_bring_it_back",
+    (
+        "connectors/iceberg/file_io.py",
+        "_SyncedStream.close",
+    ): "test_everything_is_synced_before_the_catalog_names_it",
 }
 #: It only tries whether a disk syncs: nothing is ever relied upon.
 TRIED = {("cli/upkeep/checks.py", "check_folder")}

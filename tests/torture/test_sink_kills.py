@@ -22,6 +22,18 @@ class TestDeltaPartitions(targets.DeltaPartitionsTarget, SinkKills):
     pass
 
 
+class TestIceberg(targets.IcebergTarget, SinkKills):
+    pass
+
+
+class TestIcebergUpsert(targets.IcebergUpsertTarget, SinkKills):
+    pass
+
+
+class TestIcebergPartitions(targets.IcebergPartitionsTarget, SinkKills):
+    pass
+
+
 class TestParquet(targets.ParquetTarget, SinkKills):
     pass
 

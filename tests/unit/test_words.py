@@ -1,4 +1,4 @@
-"""One word per idea: retired words do not come back into the code. The word list is in CONTRIBUTING.md."""
+"""One word per idea: retired words stay out of the code and the pages. The word list is in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -28,16 +28,30 @@ RETIRED = {
     r"AtOnce|at_once_\w+|with_at_once": "immediate publishing",
 }
 #: Names that users write, and where: they stay.
-STAYS = {"TakenBackError": "", "books": "connectors/postgres"}
+STAYS = {
+    "TakenBackError": ("",),
+    "books": ("connectors/postgres", "docs/sinks.md"),
+    "Whoever": ("protocol/deploys.py",),  # to be reworded
+}
+FILES = (*sorted((ROOT / "src").rglob("*.py")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md")
+
+
+def found_in(path: Path, text: str, pattern: re.Pattern[str]) -> list[str]:
+    name = str(path.relative_to(ROOT))
+    return [
+        f"{name}:{number}: {line.strip()}"
+        for number, line in enumerate(text.splitlines(), start=1)
+        if any(not any(place in name for place in STAYS.get(one.group(), ())) for one in pattern.finditer(line))
+    ]
 
 
 @pytest.mark.parametrize("word", RETIRED)
 def test_retired_words_stay_retired(word: str) -> None:
-    pattern = re.compile(rf"(?<![\w])({word})(?![\w])")
-    found = [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in sorted((ROOT / "src").rglob("*.py"))
-        for number, line in enumerate(path.read_text().splitlines(), start=1)
-        if any(STAYS.get(match.group(), "nowhere") not in str(path) for match in pattern.finditer(line))
-    ]
+    pattern = re.compile(rf"(?<![\w])({word})(?![\w])", re.IGNORECASE)
+    found = [line for path in FILES for line in found_in(path, path.read_text(), pattern)]
     assert not found, f"say {RETIRED[word]!r} instead:\n" + "\n".join(found)
+
+
+def test_a_word_is_found_however_it_is_written() -> None:
+    pattern = re.compile("whoever", re.IGNORECASE)
+    assert found_in(ROOT / "docs/guide.md", "fine\nWhoever reads", pattern) == ["docs/guide.md:2: Whoever reads"]

@@ -135,11 +135,14 @@ def make_dir(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock between processes while a small file is read, compared and replaced; a killed process releases it."""
+def exclusive(path: Path, *, waits: bool = True) -> Iterator[None]:
+    """Hold a lock between processes while a small file is read, compared and replaced; a killed process releases it.
+
+    ``waits``: if not, and another process holds it, BlockingIOError is raised.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(handle)

@@ -36,11 +36,44 @@ _NO_ROOM_IN_PYTHON = re.compile(
     rf"^[ |]*OSError: \[Errno (?:{'|'.join(str(one) for one in sorted(NO_ROOM))})\] (.*)", re.MULTILINE
 )
 _STORE_TEXT = re.compile(r"^[ |]*cutline\.errors\.(?:NotDone|OutcomeUnknown): (.*)", re.MULTILINE)
+#: At least one, except in the first line, which is the query's own error: a message alone may be the user's. A remote
+#: error names the server's class too.
+_JAVA_CLASSES = r"(?:(?:[\w$]+\.)+[\w$]+(?:\([\w.$]+\))?: )+"
+# Hadoop's file systems, in the JVM. Its own words: a connection that a user's function failed to open has others.
+_HADOOP_AWAY = re.compile(
+    rf"(?:\A|{_BEFORE}{_JAVA_CLASSES})("
+    # HDFS: no NameNode answers, or one that may not write yet.
+    r"Call From \S+ to \S+ failed on (?:connection exception|socket timeout exception)"
+    r"|No Route to Host from|End of File Exception between local host is:"
+    r"|DestHost:destPort .*Failed on local exception"
+    r"|.*Name node is in safe mode"
+    r"|Operation category \w+ is not supported in state standby"
+    # HDFS: no DataNode has the block, or takes one.
+    r"|File .* could only be written to \d+ of the \d+ minReplication nodes"
+    r"|Could not obtain block: |All datanodes \[?.* are bad\. Aborting"
+    r"|Unable to close file because the last block"
+    # S3A.
+    r"|.* on \S+: software\.amazon\.awssdk\.core\.exception"
+    r"\.(?:SdkClient|ApiCall(?:Attempt)?Timeout|Abort\w*)Exception: "
+    r"|.* on \S+: software\.amazon\.awssdk\.services\.s3\.model\.S3Exception: "
+    r".*\(Service: S3, Status Code: (?:5\d\d|429)"
+    r").*",
+    re.MULTILINE,
+)
+#: What Hadoop and Amazon's client add to a reason: a page of help, the same once more, what the request was called.
+_HADOOP_EXTRAS = re.compile(
+    r"; For more details see: .*|:? {2,}.*|:?[^:]*software\.amazon\.awssdk[\w.]*(?=:)| \(SDK Attempt .*"
+)
+_CLASS_NAMES = re.compile(rf"^{_JAVA_CLASSES}")
 
 #: The resource of an outage for lack of room.
 DISK = "the disk"
+#: The resource of an outage that the JVM reports.
+HADOOP = "a Hadoop file system"
 #: After these it is unknown what of earlier writes the disk holds, synced or not: only a start from the logs is safe.
 _DISK_FAILED = {errno.EIO, errno.EROFS}
+
+_LONGEST_REASON = 300
 
 _BACKOFF = Backoff(first_s=0.25, limit_s=10.0)
 
@@ -90,7 +123,16 @@ def outage_in(text: str) -> Outage | None:
         return Outage(DISK, without_secrets(found[1]))
     if (found := _STORE_TEXT.search(text)) is not None:
         return Outage("a store", without_secrets(found[1]))
+    if (found := _HADOOP_AWAY.search(text)) is not None:
+        return Outage(HADOOP, hadoop_reason(found[0]))
     return None
+
+
+def hadoop_reason(text: str) -> str:
+    """What a Java error of a Hadoop file system says, in one short line."""
+    line = re.sub(_BEFORE, "", text.strip().partition("\n")[0])
+    line = _HADOOP_EXTRAS.sub("", _CLASS_NAMES.sub("", line)).strip(": ")
+    return without_secrets(line)[:_LONGEST_REASON]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

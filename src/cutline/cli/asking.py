@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
-from cutline.cli.places import is_running
 from cutline.errors import ConfigError
 from cutline.model.layout import Layout
-from cutline.transport.request_files import ask
 
 _ANSWER_SECONDS = 600.0
 
 
-def ask_running(layout: Layout, kind: str, arguments: dict[str, Any], what: str) -> dict[str, Any]:
-    """Send a request to the running flow, and show a spinner while waiting; ``what``: beside the spinner."""
+def ask_running(
+    layout: Layout, kind: str, arguments: dict[str, Any], what: str, *, on_taken: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Send a request to the running flow, and show a spinner while waiting; ``what``: beside the spinner.
+
+    ``on_taken``: called if this is interrupted when the flow performs the request already.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from cutline.cli.places import is_running
+    from cutline.transport.request_files import ask
 
     def check_running() -> None:
         if not is_running(layout):
             raise ConfigError("the flow does not run any more", next_step="see cutline status", flow=layout.flow)
 
     with Console(stderr=True).status(escape(what)):
-        answer: dict[str, Any] = ask(layout.requests, kind, arguments, seconds=_ANSWER_SECONDS, wait=check_running)
+        answer: dict[str, Any] = ask(
+            layout.requests, kind, arguments, seconds=_ANSWER_SECONDS, wait=check_running, on_taken=on_taken
+        )
     return answer

@@ -23,6 +23,8 @@ _FLOW_OPTION = "flow_option"
 #: Earlier versions had the flow's name here; scripts may still say it so.
 _HiddenFlow = Annotated[str | None, typer.Option("--flow", hidden=True)]
 
+_COMPLETION = ("--install-completion", "--show-completion")
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -98,7 +100,29 @@ def _with_flow_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-class LazyCommands(TyperGroup):
+class QuickGroup(TyperGroup):
+    """A group of commands that looks at its own options only if the line has some."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._has_own_options = True
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Typer converts the values of options that are not given too, and what it imports for that takes long."""
+        self._has_own_options = not args or args[0].startswith("-")
+        alone = next((one for one in args if one in _COMPLETION), None)
+        if self._has_own_options and alone is not None and len(args) > 1 and not ctx.resilient_parsing:
+            ctx.fail(f"{alone} takes no argument: it is for the shell that runs it")  # Typer would install it
+        try:
+            return super().parse_args(ctx, args)
+        finally:
+            self._has_own_options = True
+
+    def get_params(self, ctx: Any) -> Any:
+        return super().get_params(ctx) if self._has_own_options else []
+
+
+class LazyCommands(QuickGroup):
     """The top level of the command line."""
 
     #: Set by the subclass, in the order of the help.
@@ -107,20 +131,8 @@ class LazyCommands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self._is_listing = False
-        self._has_own_options = True
         # Also what a mistyped name is compared with.
         self.commands = {name: TyperCommand(name, help=one.help) for name, one in self.declared.items()}
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Typer converts the values of options that are not given too, and what it imports for that takes long."""
-        self._has_own_options = not args or args[0].startswith("-")
-        try:
-            return super().parse_args(ctx, args)
-        finally:
-            self._has_own_options = True
-
-    def get_params(self, ctx: Any) -> Any:
-        return super().get_params(ctx) if self._has_own_options else []
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if self._is_listing or cmd_name not in self.declared:

@@ -10,7 +10,8 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,16 @@ import typer
 from cutline.base.redaction import without_secrets
 from cutline.base.storage_errors import storage_error
 from cutline.base.traces import cause_of, store_trace
-from cutline.errors import CutlineError, InvariantViolation
+from cutline.errors import (
+    ConfigError,
+    CutlineError,
+    DamagedRecordError,
+    InvariantViolation,
+    MissingObject,
+    Refused,
+    StoreError,
+    UnknownFormatError,
+)
 
 #: A name from outside may be as long as the command line allows.
 _MOST_CHARACTERS = 2_000
@@ -59,6 +69,19 @@ MEANINGS: Mapping[ExitCode, str] = {
 }
 
 
+class UsageError(ConfigError):
+    """The command line is wrong: exit code 2, whatever is stored."""
+
+
+@contextmanager
+def as_wrong_use() -> Iterator[None]:
+    """What is wrong with a value here is wrong with the command line."""
+    try:
+        yield
+    except ConfigError as error:
+        raise UsageError(error.what, next_step=error.next_step, **error.where) from error
+
+
 def run_command(command: Callable[..., Any], arguments: Sequence[str]) -> int:
     """Run the command line; return its exit code. Whatever happens is reported, and nothing is raised."""
     for stream in (sys.stdout, sys.stderr):
@@ -92,17 +115,37 @@ def report(error: Exception, *, as_json: bool, code: ExitCode = ExitCode.FAILED)
     expected = error if isinstance(error, CutlineError) else storage_error(error)
     if expected is None:
         return _unexpected(error, as_json=as_json)
+    if isinstance(expected, UsageError):
+        code = ExitCode.WRONG_USE
     if isinstance(expected, InvariantViolation):
         expected.add_where(trace=store_command_trace(error))
         code = ExitCode.UNEXPECTED
+    next_step = expected.next_step or usual_next_step(expected)
     return _tell(
         expected.what,
         code,
         kind=type(expected).__name__,
         where=expected.where,
-        next_step=expected.next_step,
+        next_step=next_step,
         as_json=as_json,
-        text=str(expected),
+        text=f"{expected.without_next_step()}. Next: {next_step}",
+    )
+
+
+#: For an error whose code knows no next step: a store, for example, does not know what its caller is about.
+_USUAL: Mapping[type[CutlineError], str] = {
+    MissingObject: "check the place",
+    Refused: "check the place, and that these credentials may use it: cutline doctor",
+    StoreError: "try again; whether the store answers: cutline doctor",
+    DamagedRecordError: "see what is damaged: cutline verify",
+    UnknownFormatError: "use the version of Cutline that has written it, or a newer one",
+    InvariantViolation: "please report this with the trace",
+}
+
+
+def usual_next_step(error: CutlineError) -> str:
+    return next(
+        (text for kind, text in _USUAL.items() if isinstance(error, kind)), "see cutline status, cutline doctor"
     )
 
 

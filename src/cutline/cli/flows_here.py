@@ -71,7 +71,14 @@ def flows_in(options: Options) -> list[Layout]:
 
 
 def no_flow(flow: str, options: Options) -> ConfigError:
-    others = ", ".join(one.flow for one in flows_in(options))
+    found = [one.flow for one in flows_in(options)]
+    if flow in found:
+        return ConfigError(
+            f"flow {flow!r} in {options.storage} has no flow.json, which says whose folder it is",
+            next_step=f"put it in place from a backup; what else is missing: cutline verify {flow}",
+            flow=flow,
+        )
+    others = ", ".join(found)
     next_step = f"its flows are: {others}" if others else "check --storage and the name"
     return ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step=next_step)
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from cutline.cli.completion import complete_epoch, complete_flow, complete_savepoint
+from cutline.cli.failures import UsageError
 from cutline.config.options import OPTION_NAMES, doc_of
-from cutline.errors import ConfigError
 
 FlowName = Annotated[
     str | None,
@@ -42,5 +42,5 @@ def parse_renames(items: list[str]) -> dict[str, str]:
     pairs = [item.partition("=") for item in items]
     for old, separator, new in pairs:
         if not (old and separator and new):
-            raise ConfigError(f"--rename {old}{separator}{new}: not a pair", next_step="write old=new")
+            raise UsageError(f"--rename {old}{separator}{new}: not a pair", next_step="write old=new")
     return {old: new for old, _, new in pairs}

@@ -54,6 +54,11 @@ def span(duration_ms: int) -> str:
     return f"{duration_ms // _DAY_MS} d"
 
 
+def requested(flow: str, to: str) -> str:
+    """Of a restore request that waits."""
+    return f"a restore to {to} waits for the next start; cutline restore {flow} --cancel withdraws it"
+
+
 def utc(moment_ms: int) -> str:
     return f"{_moment(moment_ms):%Y-%m-%d %H:%M:%S}"
 

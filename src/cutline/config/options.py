@@ -111,7 +111,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         PerOperator(),
         Doc(
             "Time between automatic checkpoints, and so the time that rows wait to be published. The first one of a "
-            "new flow begins as soon as every operator with a sink has run a batch. 0: checkpoints are taken only on "
+            "new flow begins as soon as every operator with a sink has made rows. 0: checkpoints are taken only on "
             "request."
         ),
     ] = 10_000
@@ -275,6 +275,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             "checkpoint, or the newest one if they come faster. See [storage.md](storage.md)."
         ),
     ] = 0
+    source_check_interval_ms: Annotated[
+        int,
+        Duration(),
+        Doc(
+            "How often the servers of sources are asked how far behind the flow is, and until when they keep what the "
+            "oldest checkpoint needs, for the status and metrics. 0: never."
+        ),
+    ] = 10_000
     remote_grace_ms: Annotated[
         int, Duration(), Doc("Files that no checkpoint needs are collected from the remote tier after this long.")
     ] = 3_600_000

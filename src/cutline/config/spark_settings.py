@@ -70,7 +70,8 @@ def flag_settings(master: str | None, items: Sequence[str]) -> dict[str, str]:
     for item in items:
         key, separator, value = item.partition("=")
         if not separator or not key.strip():
-            raise ConfigError(f"--conf {item}: no value", next_step="write --conf key=value")
+            lacks = "value" if key.strip() else "key"
+            raise ConfigError(f"--conf {item}: there is no {lacks}", next_step="write --conf key=value")
         if not key.strip().startswith("spark."):
             raise ConfigError(
                 f"--conf {item}: {key.strip()} is not a setting of Spark",

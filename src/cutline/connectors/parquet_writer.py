@@ -60,12 +60,21 @@ class ParquetStager:
     in_calendar: tuple[str, ...] = ()
     #: Whether pieces carry Delta's statistics.
     has_stats: bool = False
+    #: Whether files also hold the partition columns. Otherwise readers know their values by the folders' names only,
+    #: which do not tell an empty string from a null.
+    keeps_partition_columns: bool = False
     row_group_bytes: int = ROW_GROUP_BYTES
     buffer_bytes: int = BUFFER_BYTES
     most_open_files: int = MOST_OPEN_FILES
 
     def open(self, attempt: StageAttempt) -> ParquetWriter:
         return ParquetWriter(self, attempt)
+
+    def partition_value(self, value: Any) -> str | None:
+        """A partition value as pieces name it."""
+        from cutline.connectors.rows import partition_text
+
+        return "" if value == "" and self.keeps_partition_columns else partition_text(value)
 
 
 @dataclass(slots=True)
@@ -95,7 +104,8 @@ class ParquetWriter:
         self._folder = self._root / stager.folder.format(generation=attempt.generation, batch=attempt.batch)
         self._stem = _file_stem(stager, attempt)
         self._schema = pa.ipc.read_schema(pa.BufferReader(stager.schema_ipc))
-        self._columns = [name for name in self._schema.names if name not in stager.partition_by]
+        dropped = () if stager.keeps_partition_columns else stager.partition_by
+        self._columns = [name for name in self._schema.names if name not in dropped]
         self._file_schema = pa.schema([self._schema.field(name) for name in self._columns])
         self._floats = [f.name for f in self._file_schema if pa.types.is_floating(f.type)] if stager.has_stats else []
         self._times = [name for name in stager.in_calendar if has_times(self._schema.field(name).type)]
@@ -138,7 +148,8 @@ class ParquetWriter:
 
         column = rows.column(name)
         has_none = column.null_count > 0
-        if not has_none and name in self._stager.partition_by and str(column.type) == "string":
+        is_folder = name in self._stager.partition_by and not self._stager.keeps_partition_columns
+        if not has_none and is_folder and str(column.type) == "string":
             has_none = pc.any(pc.equal(column, "")).as_py()  # as a partition value it is read as null
         if has_none:
             raise SinkError(
@@ -154,8 +165,6 @@ class ParquetWriter:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from cutline.connectors.rows import partition_text
-
         values = [rows.column(name) for name in self._stager.partition_by]
         codes = np.zeros(rows.num_rows, dtype=np.int64)
         for column in values:
@@ -168,7 +177,7 @@ class ParquetWriter:
         payload = rows.select(self._columns)
         result, start = [], 0
         for end in ends:
-            key = tuple(partition_text(column[int(order[start])].as_py()) for column in values)
+            key = tuple(self._stager.partition_value(column[int(order[start])].as_py()) for column in values)
             result.append((key, payload.take(pa.array(order[start:end]))))
             start = end
         return result

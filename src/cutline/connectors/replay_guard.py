@@ -6,23 +6,27 @@ of no known kind is not guarded: only its operators know whether its input still
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from cutline.base.logs import get_logger
 from cutline.base.redaction import address_without_secrets
 from cutline.connectors.files.guard import FILES, local_path
 from cutline.connectors.generator import guard as generator_guard
 from cutline.connectors.generator import rows as generator
 from cutline.connectors.kafka import positions as kafka_positions
+from cutline.connectors.kafka.spark_connector import SPARK_KAFKA
 from cutline.connectors.nats import positions as nats_positions
 from cutline.connectors.postgres import positions as postgres_positions
-from cutline.errors import Refused
-from cutline.model.plan import PlannedSource
-from cutline.ports.inspection import SourceReport
+from cutline.errors import CutlineError, Refused
+from cutline.model.plan import PlannedSource, RecordedSource
+from cutline.ports.inspection import SourceProgress, SourceReport
 from cutline.ports.source_guard import SourceKind, Today
+
+log = get_logger(__name__)
 
 
 class _AsksServer(Protocol):
@@ -38,6 +42,8 @@ class _AsksServer(Protocol):
 
     def beginning(self, position: bytes) -> bytes: ...
 
+    def progress(self, position: bytes, stored: Sequence[bytes]) -> SourceProgress | None: ...
+
 
 def _asking(server: _AsksServer, name: str, field: str) -> SourceKind:
     """A kind of which a server must be asked; ``field``: where its offsets hold the address."""
@@ -50,7 +56,22 @@ def _asking(server: _AsksServer, name: str, field: str) -> SourceKind:
         *at, newest = _at_known_server([*positions, today.newest], today, server.KIND, field)
         return server.moved([one for one in at if one is not None], newest)
 
-    return SourceKind(name, lambda position, _: server.is_mine(position), check, moved, server.beginning, server.KIND)
+    def beginning(position: bytes, _: Path) -> bytes:
+        return server.beginning(position)
+
+    def progress(newest: bytes, stored: Sequence[bytes], today: Today) -> SourceProgress | None:
+        known, *others = _at_known_server([newest, *stored], today, server.KIND, field)
+        return None if known is None else server.progress(known, [one for one in others if one is not None])
+
+    return SourceKind(
+        name,
+        lambda position, _: server.is_mine(position),
+        check,
+        moved,
+        beginning,
+        server.KIND,
+        progress=progress,
+    )
 
 
 def _at_known_server(positions: Sequence[bytes | None], today: Today, kind: str, field: str) -> list[bytes | None]:
@@ -108,9 +129,10 @@ SOURCE_KINDS: tuple[SourceKind, ...] = (
         lambda position, _: generator.parse_position(position) is not None,
         _check_generator,
         _move_generator,
-        generator.beginning,
+        lambda position, _: generator.beginning(position),
         generator.KIND,
     ),
+    SPARK_KAFKA,
 )
 
 
@@ -126,6 +148,37 @@ class ReplayGuard:
     def why_not_guarded(self, source: PlannedSource) -> str | None:
         if source.folder:
             return None if local_path(source.folder) is not None else "its files are on another file system"
-        if any(one.format == source.format for one in self._kinds):
-            return None
+        kind = self._of_format(source.format)
+        if kind is not None:
+            return (kind.why_not(source) or None) if kind.why_not is not None else None
         return "Cutline cannot check its input: keep the input for as long as a checkpoint may need it"
+
+    def warning(self, source: PlannedSource) -> str:
+        kind = self._of_format(source.format)
+        return kind.warning(source) if kind is not None and kind.warning is not None else ""
+
+    def recorded(self, planned: Sequence[PlannedSource], former: Sequence[RecordedSource]) -> list[RecordedSource]:
+        found = []
+        for source in planned:
+            kind = self._of_format(source.format)
+            if kind is None or kind.recorded is None or self.why_not_guarded(source) is not None:
+                continue
+            settings = (source.settings or b"").decode()
+            bare = RecordedSource(format=source.format, address=source.address, settings=settings)
+            known = [one for one in former if msgspec.structs.replace(one, ids={}) == bare and one.ids]
+            found += known[:1] or [_asked(kind.recorded, source, bare)]
+        return found
+
+    def _of_format(self, format_: str) -> SourceKind | None:
+        return next((one for one in self._kinds if one.format == format_), None)
+
+
+def _asked(
+    ask: Callable[[PlannedSource], RecordedSource], source: PlannedSource, bare: RecordedSource
+) -> RecordedSource:
+    try:
+        return ask(source)
+    except CutlineError as error:
+        # The query waits for its server; a restore will have less to compare, and says so by its notes.
+        log.warning("source_not_recorded", source=source.format, reason=str(error))
+        return bare

@@ -84,6 +84,14 @@ def most_per_batch(options: Mapping[str, str]) -> int:
     return whole_number(options, "max_per_batch", 100_000, least=1)
 
 
+def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Raises a ValueError that names the option."""
+    text = str(options.get(name, default)).lower()
+    if text not in ("true", "false"):
+        raise ValueError(f"{name} is {text!r}: use true or false")
+    return text == "true"
+
+
 def start_of(
     options: Mapping[str, str], *, place: str = "", is_place: Callable[[str], bool] = lambda text: False
 ) -> str:

@@ -209,6 +209,7 @@ class Actions:
         return ManifestStored(
             epoch=manifest.epoch,
             completed_ms=manifest.completed_ms,
+            flow_ms=manifest.flow_ms,
             found=None if by_us else found_manifest(manifest),
         )
 

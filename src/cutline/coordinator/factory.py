@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cutline.base.clock import now_ms
 from cutline.config.options import OperatorOptions, Options
@@ -20,6 +20,13 @@ from cutline.protocol.history.known_checkpoints import complete_epoch, of_presen
 from cutline.protocol.history.remote_schedule import Cadence
 from cutline.protocol.history.retention import RetentionPolicy, Rung
 
+#: A longer time without a checkpoint is a pause of the flow, in which its history does not age …
+_PAUSE_MS = 3_600_000
+#: … or some intervals, if those are longer …
+_PAUSE_INTERVALS = 3
+#: … or a day, if checkpoints come by other rules than an interval.
+_PAUSE_ON_REQUEST_MS = 24 * _PAUSE_MS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorStart:
@@ -33,6 +40,8 @@ class CoordinatorStart:
     #: The newest epoch that each sink has published.
     published: Mapping[SinkId, Epoch]
     pins: frozenset[Epoch]
+    #: Of these this host has only the records.
+    only_records: frozenset[Epoch] = frozenset()
 
 
 def own_options(graph: FlowGraph, options: Options, operator: OperatorId) -> OperatorOptions:
@@ -67,8 +76,14 @@ def retention_policy(options: Options) -> RetentionPolicy:
     """An operator that is checkpointed alone reads the logs up to now when it is restored: no ladder spares them."""
     is_alone = options.is_per_operator
     ladder = () if is_alone else tuple(Rung(until_ms=until, every_ms=every) for until, every in options.retain)
+    intervals = [options.checkpoint_interval_ms, options.checkpoint_interval_backlog_ms]
+    longest_ms = max(one or 0 for one in intervals)
     return RetentionPolicy(
-        count=options.retain_checkpoints, age_ms=options.retain_age_ms, ladder=ladder, detaches=not is_alone
+        count=options.retain_checkpoints,
+        age_ms=options.retain_age_ms,
+        ladder=ladder,
+        detaches=not is_alone,
+        pause_ms=max(_PAUSE_MS, _PAUSE_INTERVALS * longest_ms) if longest_ms else _PAUSE_ON_REQUEST_MS,
     )
 
 
@@ -83,7 +98,7 @@ def on_ladder(
     if not policy.ladder:
         return set()
     manifests = of_present_history(load_all(), generations)
-    return set(policy.on_ladder(((one.epoch, one.completed_ms) for one in manifests), now_ms()))
+    return set(policy.on_ladder([complete_epoch(one) for one in manifests], now_ms()))
 
 
 def _operator_timeouts_ms(graph: FlowGraph, options: Options) -> dict[OperatorId, int]:
@@ -155,7 +170,10 @@ def _core_of(
             tolerable_failures=options.tolerable_failures,
         ),
         numbers=numbers,
-        complete=[complete_epoch(manifest) for manifest in manifests],
+        complete=[
+            replace(complete_epoch(manifest), is_restorable=manifest.epoch not in start.only_records)
+            for manifest in manifests
+        ],
         published={sink: start.published[sink] for name in operators for sink in graph.sinks_of(name)},
         pins=start.pins & {manifest.epoch for manifest in manifests} if alone is not None else start.pins,
     )

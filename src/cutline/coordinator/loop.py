@@ -173,8 +173,23 @@ class CoordinatorService:
                 raise self._unknown(epoch, "is not pinned")
             self._change_pin(epoch, is_pinned=False)
 
+    def hold(self, epoch: Epoch) -> None:
+        """Keep a complete epoch until ``end_hold``, or until this process ends: it is about to be restored."""
+        with self._lock:
+            if epoch not in {item.epoch for item in self._core.complete}:
+                raise self._unknown(epoch, "is not a complete checkpoint that is kept")
+            self._handle_pin(epoch, is_pinned=True)
+
+    def end_hold(self, epoch: Epoch) -> None:
+        with self._lock:
+            if epoch not in self._ports.metadata.pins():
+                self._handle_pin(epoch, is_pinned=False)
+
     def _change_pin(self, epoch: Epoch, *, is_pinned: bool) -> None:
         self._ports.metadata.store_pin(epoch, is_pinned=is_pinned)
+        self._handle_pin(epoch, is_pinned=is_pinned)
+
+    def _handle_pin(self, epoch: Epoch, *, is_pinned: bool) -> None:
         self._perform_all(self._core.handle(PinChanged(epoch=epoch, is_pinned=is_pinned), now_ms=now_ms()))
 
     def _unknown(self, epoch: Epoch, why: str) -> UnknownEpochError:

@@ -9,6 +9,7 @@ from cutline.model.cut import InFlight, OperatorAck
 from cutline.model.history import Identity
 from cutline.model.ids import NO_BATCH, NO_CODE, BatchId, CodeHash, FlowName, Generation, OperatorId, Position
 from cutline.protocol.history.lineage import Lineage, spans_of
+from cutline.protocol.history.retention import flow_time_ms
 from cutline.protocol.messages.coordinator import FoundManifest, StoreManifest
 from cutline.protocol.publish.publishing import CompleteEpoch
 
@@ -42,6 +43,8 @@ def build_manifest(
         previous_epoch=action.previous_epoch,
         started_ms=action.started_ms,
         completed_ms=completed_ms,
+        flow_ms=flow_time_ms(before, completed_ms, action.pause_ms),
+        published=dict(action.published),
         is_inherited=action.is_inherited,
         history=history,
         code=code,

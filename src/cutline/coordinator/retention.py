@@ -46,10 +46,13 @@ class Janitor:
         detached: DetachedLogs,
         check_fence: Callable[[], None] = lambda: None,
         collect_left_logs: Callable[[], object] = tuple,
+        requested: Callable[[], Collection[Epoch]] = tuple,
     ) -> None:
         """``check_fence`` raises when another process runs the flow; it is called before anything is deleted.
         ``collect_left_logs`` deletes the logs of operators that neither the flow nor a checkpoint has any more.
+        ``requested``: epochs that the next start is to restore: they stay even if they are released.
         """
+        self._requested = requested
         self._check_fence = check_fence
         self._is_stopping = threading.Event()
         #: A whole pass has been performed since the start.
@@ -69,11 +72,14 @@ class Janitor:
         self._thread = threading.Thread(target=self._run, name="cutline-janitor", daemon=True)
         #: Released epochs that are not collected yet; the next request retries a failed collection.
         self._doomed: set[Epoch] = set()
+        #: Of a history that was given up: no start restores them.
+        self._abandoned: set[Epoch] = set()
         #: Epochs that are being read: they stay even if they are released.
         self._held: Counter[Epoch] = Counter()
 
     def start(self, abandoned: Iterable[Epoch] = ()) -> None:
         """``abandoned``: complete epochs of a history that was given up."""
+        self._abandoned.update(abandoned)
         self._doomed.update(abandoned)
         self._thread.start()
 
@@ -146,7 +152,7 @@ class Janitor:
         """
         with self.at_rest:
             self._doomed.update(request.drop)
-            held = set(self._held)
+            held = {*self._held, *self._to_be_restored()}
             self._detach(set(request.detach) - held)
             needs = self._needs_of({*request.retained, *held})
             gone = self._checkpoints.collect(self._doomed - held, request.open_from, self._check)
@@ -162,6 +168,10 @@ class Janitor:
         if gone:
             log.debug("checkpoints_collected", epochs=gone)
         return needs
+
+    def _to_be_restored(self) -> set[Epoch]:
+        requested = set(self._requested()) - self._abandoned
+        return requested.intersection(self._checkpoints.epochs()) if requested else requested
 
     def _detach(self, epochs: Collection[Epoch]) -> None:
         self._beyond_logs &= set(epochs)

@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
-from cutline.base.redaction import is_secret_name
+from cutline.base.redaction import address_without_secrets, is_secret_name
 from cutline.fingerprint.functions import Functions, hash_of, is_place
+from cutline.fingerprint.objects import is_own
 from cutline.model.generation import FlowCode, OperatorCode
 from cutline.model.graph import FlowGraph, OperatorNode, SinkNode
-from cutline.model.ids import CodeHash, OperatorId, SinkId
+from cutline.model.ids import NO_CODE, CodeHash, OperatorId, SinkId
 from cutline.ports.sinks import Sink
 
 #: What a version is made of; anything else in it is left out.
@@ -25,6 +26,8 @@ _NOT_IN_VERSIONS = re.compile(r"[^A-Za-z0-9.+_-]")
 _VERSION_CHARS = 64
 #: Where a sink is, in the arguments of Cutline's own sinks.
 _PLACES = frozenset({"dsn", "servers", "staging", "url"})
+#: The arguments that say what a sink publishes to. Not the lists of servers: any of a cluster will do.
+_TARGETS = frozenset({"dsn", "path", "stream", "subject", "table", "topic"})
 
 
 def code_of(
@@ -71,18 +74,34 @@ def _sink(node: SinkNode, sink: Sink, hashing: Functions) -> CodeHash:
     """Where it publishes to does not count, except the last name of a path; what and how it publishes does."""
     own = [node.operator, node.output_mode, node.on_rollback, node.publish, sorted(node.supported_modes)]
     kind = type(sink)
-    methods: dict[str, Any] = {}
-    if kind.__module__.partition(".")[0] != "cutline":  # a sink of the user's own
-        methods = {name: hashing.parts(one) for name, one in sorted(vars(kind).items()) if inspect.isfunction(one)}
-    return hash_of([own, kind.__qualname__, bool(sink.can_rewind), _settings(sink, hashing), methods])
+    settings = _settings(sink, hashing)
+    if is_own(kind):  # it may keep its arguments under other names
+        settings = {**hashing.attributes(sink, or_all=False), **settings}
+    return hash_of([own, kind.__qualname__, bool(sink.can_rewind), settings, hashing.class_parts(kind)])
+
+
+def place_of(sink: Sink) -> CodeHash:
+    """Where it publishes to, without secrets; the same in each process of a host. Empty: not known."""
+    found: dict[str, str] = {}
+    for name, value in _arguments(sink).items():
+        if isinstance(value, PurePath) or (isinstance(value, str) and name in _TARGETS and not is_secret_name(name)):
+            found[name] = address_without_secrets(str(value))
+    found.pop("staging", None)
+    return hash_of(sorted(found.values())) if found else NO_CODE
+
+
+def _arguments(sink: Sink) -> dict[str, Any]:
+    """What it was given, by the names of the parameters, as far as it has kept it."""
+    kept = getattr(sink, "__dict__", {})
+    constructors = [vars(one)["__init__"] for one in type(sink).__mro__[:-1] if "__init__" in vars(one)]
+    names = dict.fromkeys(name for one in constructors for name in inspect.signature(one).parameters)
+    return {name: kept.get(name, kept.get(f"_{name}")) for name in names}
 
 
 def _settings(sink: Sink, hashing: Functions) -> dict[str, Any]:
-    """The arguments of its constructor that it has kept under their names."""
+    """The arguments of its constructors that it has kept under their names."""
     found: dict[str, Any] = {}
-    kept = getattr(sink, "__dict__", {})
-    for name in inspect.signature(type(sink).__init__).parameters:
-        value = kept.get(name, kept.get(f"_{name}"))
+    for name, value in _arguments(sink).items():
         if value is None or is_secret_name(name) or name in _PLACES:
             continue
         if isinstance(value, PurePath) or (isinstance(value, str) and value.startswith("/")):

@@ -11,6 +11,7 @@ import ast
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import json
 import linecache
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cutline.fingerprint.bytecode import are_same, bytecode, codes_in
 from cutline.fingerprint.reduced import text_of
 
 #: These are in the description of a flow by their versions already.
@@ -38,14 +40,21 @@ def imports_in(nodes: Iterable[ast.AST], package: str) -> Iterator[str]:
     """Absolute names of all that these import. Of ``from a import b`` both a and a.b: b may be a module."""
     for node in (inner for one in nodes for inner in ast.walk(one)):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (name for one in node.names for name in _with_packages(one.name))
         elif isinstance(node, ast.ImportFrom):
             try:
                 base = importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
             except ImportError:  # relative, in a file that belongs to no package
                 continue
-            yield base
+            yield from _with_packages(base)
             yield from (f"{base}.{one.name}" for one in node.names)
+
+
+def _with_packages(name: str) -> Iterator[str]:
+    """The module and the packages it is in: their own code runs, and ``import a.b`` makes a usable."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 class ImportedModules:
@@ -62,7 +71,7 @@ class ImportedModules:
         seen = {*waiting}
         while waiting:
             name = waiting.pop()
-            if name.partition(".")[0] in sys.stdlib_module_names | _DESCRIBED:
+            if name.partition(".")[0] in _DESCRIBED:
                 continue
             if name not in self._described:
                 self._described[name], self._imports[name] = _look_at(name)
@@ -79,13 +88,41 @@ def _look_at(name: str) -> tuple[str, frozenset[str]]:
     if filename is None:
         return "", frozenset()
     if is_library(filename):
-        return _version_of(name.partition(".")[0]), frozenset()
+        package = name.partition(".")[0]
+        # Python's own modules have its version. A module of the user's may have the same name: it is no library.
+        return "" if package in sys.stdlib_module_names else _version_of(package), frozenset()
+    linecache.checkcache(filename)
     try:
-        tree = ast.parse("".join(linecache.getlines(filename, dict(namespace))))
+        text = "".join(linecache.getlines(filename, dict(namespace)))
+        tree = ast.parse(text)
         package = str(namespace.get("__package__") or "")
-        return text_of(tree), frozenset(imports_in([tree], package))
+        imports = frozenset(imports_in([tree], package))
+        running = _running(namespace, filename)
+        if running and not _stands_in(text, filename, running.values()):  # it was edited and not loaded again
+            return json.dumps({one: bytecode(code) for one, code in running.items()}, sort_keys=True), imports
+        return text_of(tree), imports
     except (SyntaxError, ValueError, RecursionError):  # no Python: an extension of the user's own
         return "", frozenset()
+
+
+def _running(namespace: Mapping[str, Any], filename: str) -> dict[str, types.CodeType]:
+    """The code of the functions and methods that a loaded module has defined."""
+    found: dict[str, types.CodeType] = {}
+    for name, value in namespace.items():
+        members = vars(value).items() if isinstance(value, type) else [("", value)]
+        for inner, one in members:
+            code = getattr(getattr(one, "__func__", one), "__code__", None)
+            if isinstance(code, types.CodeType) and code.co_filename == filename:
+                found[f"{name}.{inner}"] = code
+    return found
+
+
+def _stands_in(text: str, filename: str, codes: Iterable[types.CodeType]) -> bool:
+    """Whether a text compiles to this code."""
+    there: dict[tuple[str, int], list[types.CodeType]] = {}
+    for one in codes_in(compile(text, filename, "exec", dont_inherit=True)):
+        there.setdefault((one.co_name, one.co_firstlineno), []).append(one)
+    return all(any(are_same(code, one) for one in there.get((code.co_name, code.co_firstlineno), ())) for code in codes)
 
 
 def _file_of(name: str) -> tuple[str | None, Mapping[str, Any]]:

@@ -7,12 +7,12 @@ A file may have been edited since it was loaded, so its text counts only where i
 from __future__ import annotations
 
 import ast
-import dis
 import linecache
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cutline.fingerprint.bytecode import are_same, codes_in, global_names, range_of
 from cutline.fingerprint.reduced import is_declaration, text_of
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -27,11 +27,12 @@ class SourceFile:
 
     def __init__(self, tree: ast.Module, code: types.CodeType) -> None:
         self._codes: dict[_Place, list[types.CodeType]] = {}
-        for one in _codes_in(code):
+        for one in codes_in(code):
             self._codes.setdefault((one.co_name, one.co_firstlineno), []).append(one)
-        self._functions: dict[_Place, _Function] = {
-            _place(node): node for node in ast.walk(tree) if isinstance(node, _Function)
-        }
+        nodes = list(ast.walk(tree))
+        self._functions: dict[_Place, _Function] = {_place(node): node for node in nodes if isinstance(node, _Function)}
+        self._lambdas = [node for node in nodes if isinstance(node, ast.Lambda)]
+        self._classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
         #: Name → the statements of the module that bind or change it.
         self._bindings: dict[str, list[ast.stmt]] = {}
         #: What was found out about statements: operators share many of them.
@@ -40,6 +41,9 @@ class SourceFile:
         for statement in tree.body:
             for name in sorted(set(_bound_by(statement))):
                 self._bindings.setdefault(name, []).append(statement)
+        for statement in tree.body:
+            for name in sorted(self._changed_by_call(statement)):
+                self._bindings[name].append(statement)
 
     @classmethod
     def load(cls, filename: str, module: Mapping[str, Any]) -> SourceFile | None:
@@ -51,12 +55,28 @@ class SourceFile:
         except (SyntaxError, ValueError, RecursionError):
             return None
 
-    def statements(self, code: types.CodeType) -> list[ast.stmt] | None:
-        """The function, then every statement of its module it depends on; None: what runs is not what stands here."""
+    def node_of(self, code: types.CodeType) -> _Function | ast.Lambda | None:
+        """The function in the text; None: what runs is not what stands here."""
         place = (code.co_name, code.co_firstlineno)
-        node = self._functions.get(place)
-        if node is None or not any(_are_same(code, one) for one in self._codes.get(place, ())):
+        if not any(are_same(code, one) for one in self._codes.get(place, ())):
             return None
+        return self._functions.get(place) or self._lambda_at(code)
+
+    def class_of(self, methods: Sequence[types.CodeType]) -> ast.ClassDef | None:
+        """The class in the text that has these methods; None: what runs is not what stands here, or there is none."""
+        nodes = [self.node_of(code) for code in methods]
+        found = [one for one in self._classes if nodes and all(any(node is own for own in one.body) for node in nodes)]
+        return found[0] if len(found) == 1 else None
+
+    def statements(self, code: types.CodeType) -> list[ast.AST] | None:
+        """The function, then every statement of its module it depends on; None: what runs is not what stands here."""
+        node = self.node_of(code)
+        return self.with_dependencies(node, code) if node is not None else None
+
+    def with_dependencies(self, node: ast.AST, code: types.CodeType | None = None) -> list[ast.AST]:
+        """A part of the text, then every statement of the module it depends on. ``code``: of a lambda."""
+        if code is not None and isinstance(node, ast.Lambda):
+            self._reads[id(node)] = global_names(code)
         found: dict[int, ast.stmt] = {}
         waiting = [*sorted(self._names(node)), _ANY_NAME]
         seen = set(waiting)
@@ -69,63 +89,67 @@ class SourceFile:
                 seen |= more
         return [node, *found.values()]
 
-    def texts(self, statements: Sequence[ast.stmt]) -> list[str]:
+    def bound_elsewhere(self, statements: Iterable[ast.AST]) -> set[str]:
+        """Names that these read, and that no statement of this text binds: another cell of a notebook does, say."""
+        return {name for one in statements for name in self._names(one) if name not in self._bindings}
+
+    def texts(self, statements: Sequence[ast.AST]) -> list[str]:
         return [self._text(statements[0]), *sorted(map(self._text, statements[1:]))]
 
-    def _text(self, statement: ast.stmt) -> str:
+    def _lambda_at(self, code: types.CodeType) -> ast.Lambda | None:
+        """The innermost lambda whose body holds all instructions."""
+        found = range_of(code)
+        if found is None:
+            return None
+        around = [one for one in self._lambdas if _begin(one.body) <= found[0] and found[1] <= _end(one.body)]
+        return max(around, key=lambda one: _begin(one.body), default=None)
+
+    def _changed_by_call(self, statement: ast.stmt) -> set[str]:
+        """Names that ``register("a")`` may change: those which the function reads, without what is imported."""
+        match statement:
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name))):
+                called = [one for one in self._bindings.get(name, ()) if isinstance(one, _Function)]
+            case _:
+                return set()
+        read = set[str]().union(*map(self._names, called))
+        imported = (ast.Import, ast.ImportFrom)
+        return {
+            one
+            for one in read & self._bindings.keys()
+            if not any(isinstance(binding, (*imported, _Function, ast.ClassDef)) for binding in self._bindings[one])
+        }
+
+    def _text(self, statement: ast.AST) -> str:
         if id(statement) not in self._texts:
             self._texts[id(statement)] = text_of(statement)
         return self._texts[id(statement)]
 
-    def _names(self, node: ast.stmt) -> set[str]:
+    def _names(self, node: ast.AST) -> set[str]:
         """Names of the module that a statement reads. A function's locals may have the same names: its code knows."""
         if id(node) not in self._reads:
             self._reads[id(node)] = self._read_by(node)
         return self._reads[id(node)]
 
-    def _read_by(self, node: ast.stmt) -> set[str]:
-        codes = self._codes.get(_place(node), ()) if isinstance(node, _Function) else ()
-        if not codes or not isinstance(node, _Function):
+    def _read_by(self, node: ast.AST) -> set[str]:
+        codes = self._codes.get(_place(node), ())
+        if not codes or not isinstance(node, _Function | ast.ClassDef):
             return _loaded_in(node)
-        outside = [*(one for one in node.decorator_list if not is_declaration(one)), node.args]
+        outside: list[ast.AST] = [one for one in node.decorator_list if not is_declaration(one)]
+        outside += [*node.bases, *node.keywords] if isinstance(node, ast.ClassDef) else [node.args]
         return {name for one in codes for name in global_names(one)}.union(*map(_loaded_in, outside))
 
 
-def global_names(code: types.CodeType) -> set[str]:
-    """Names that the code, or a function inside of it, reads from its module."""
-    return {
-        str(step.argval)
-        for one in _codes_in(code)
-        for step in dis.get_instructions(one)
-        if step.opname.startswith("LOAD_") and step.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS"))
-    }
+def _begin(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
 
 
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for one in code.co_consts:
-        if isinstance(one, types.CodeType):
-            yield from _codes_in(one)
-
-
-def _are_same(one: types.CodeType, other: types.CodeType) -> bool:
-    """Whether they do the same; an interpreter that has run one of them may have changed it in other respects."""
-    if (one.co_code, one.co_names, one.co_freevars) != (other.co_code, other.co_names, other.co_freevars):
-        return False
-    if len(one.co_consts) != len(other.co_consts):
-        return False
-    for mine, theirs in zip(one.co_consts, other.co_consts, strict=True):
-        if isinstance(mine, types.CodeType) and isinstance(theirs, types.CodeType):
-            if not _are_same(mine, theirs):
-                return False
-        elif (type(mine), mine) != (type(theirs), theirs):
-            return False
-    return True
+def _end(node: ast.expr) -> tuple[int, int]:
+    return node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
 
 
 def _place(node: ast.AST) -> _Place:
-    """Where the code of a function says that it begins: at its first decorator."""
-    if not isinstance(node, _Function):
+    """Where the code of a function or class says that it begins: at its first decorator."""
+    if not isinstance(node, _Function | ast.ClassDef):
         return "", 0
     return node.name, min([node.lineno, *(one.lineno for one in node.decorator_list)])
 

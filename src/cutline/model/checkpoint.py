@@ -149,6 +149,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     previous_epoch: Epoch
     started_ms: MomentMs
     completed_ms: MomentMs
+    #: When it was completed in the flow's own time: the clock without long pauses; 0 in former versions.
+    flow_ms: MomentMs = 0
+    #: How far each sink had published by then. A sink that is not in it did not exist; None in former versions.
+    published: dict[SinkId, Epoch] | None = None
     #: An earlier coordinator began it: its manifest path stays occupied for good, even after the checkpoint is
     #: collected.
     is_inherited: bool = False
@@ -164,6 +168,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def problems(self) -> Iterator[Problem]:
         """What no manifest of ours says; see ``cutline.model.validation``."""
+        yield from validation.of_published(self.published or {}, self.epoch)
         cuts = {name: (cut.barrier, cut.positions) for name, cut in self.operators.items()}
         yield from validation.of_channels(
             cuts, {name: (cut.barrier, cut.lineage) for name, cut in self.channels.items()}

@@ -96,6 +96,11 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     code: FlowCode | None = None
     #: When the flow first ran this code.
     code_since_ms: MomentMs = 0
+    #: The automatic savepoint of the state from which this code continues; empty: the generation before ran the same
+    #: code, or none was taken.
+    saved: Text = ""
+    #: The savepoint that was restored by request; empty: none was.
+    restored_savepoint: Text = ""
 
     def problems(self) -> Iterator[Problem]:
         """What no generation of ours says; see ``cutline.model.validation``."""

@@ -111,6 +111,11 @@ class Layout:
         return self.root / "restore.json"
 
     @property
+    def restore_lock(self) -> Path:
+        """Held by a command that requests a restore, so that two people do not mix theirs."""
+        return self.root / "restore.lock"
+
+    @property
     def set_aside(self) -> Path:
         """Says that the flow's state is being moved into the folder ``aside``."""
         return self.root / "set-aside.json"

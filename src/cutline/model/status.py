@@ -106,6 +106,35 @@ class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
+    """How far behind a source's partition is read."""
+
+    name: str
+    #: The next number to read, and the next that the source will assign.
+    position: int
+    end: int
+    lag: int
+
+
+class SourceLag(msgspec.Struct, frozen=True, kw_only=True):
+    """How far behind a source is read, and how long it keeps what the oldest checkpoint needs."""
+
+    #: "topic orders".
+    source: str
+    #: Messages that are not read yet, over all partitions.
+    lag: int = 0
+    partitions: list[PartitionLag] = []
+    #: The oldest checkpoint, and until when the source keeps all input after it; None: no end is in sight.
+    oldest_epoch: Epoch | None = None
+    restorable_until_ms: int | None = None
+    #: What ends it: "retention.ms of topic orders".
+    limited_by: str = ""
+    #: Why its server could not be asked.
+    problem: str = ""
+    #: When it was asked.
+    at_ms: int = 0
+
+
 class OperatorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One operator and its query."""
 
@@ -137,6 +166,8 @@ class OperatorStatus(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     #: What Spark says its state takes; None: it keeps none, or no batch has finished yet.
     state_bytes: int | None = None
+    #: Of sources whose servers can be asked, as they answered last.
+    source_lag: list[SourceLag] = []
 
 
 class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,3 +333,5 @@ class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: When this process started the flow, and when the status was taken; 0 in a status of a former version.
     started_ms: int = 0
     at_ms: int = 0
+    #: The epoch or savepoint that the next start restores, because a person has requested it; empty: none.
+    restore_requested: str = ""

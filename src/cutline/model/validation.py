@@ -17,7 +17,7 @@ from cutline.base.names import are_relative, is_name, is_relative, shown
 if TYPE_CHECKING:
     from cutline.model.checkpoint import SnapshotFile
     from cutline.model.generation import Spans
-    from cutline.model.ids import OperatorId, Position
+    from cutline.model.ids import Epoch, OperatorId, Position, SinkId
 
 _HEX = b"0123456789abcdef"
 _HASH_CHARS = 64
@@ -51,6 +51,13 @@ def of_files(files: Sequence[SnapshotFile]) -> Iterator[Problem]:
 def _are_hashes(texts: Sequence[str]) -> bool:
     joined = "".join(texts)
     return set(map(len, texts)) <= {_HASH_CHARS} and joined.isascii() and not joined.encode().translate(None, _HEX)
+
+
+def of_published(published: Mapping[SinkId, Epoch], epoch: Epoch) -> Iterator[Problem]:
+    """How far sinks had published when an epoch was completed: no sink publishes it, or a later one, before that."""
+    for sink, reached in published.items():
+        if reached >= epoch:
+            yield Problem(f"published.{sink}", f"epoch {reached} does not come before epoch {epoch}")
 
 
 def of_paths(field: str, paths: Sequence[str]) -> Iterator[Problem]:

@@ -30,10 +30,13 @@ _REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.E
 
 
 class FolderStore:
-    """Objects as files below one folder, which is created if it is missing."""
+    """Objects as files below one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, creates: bool = True) -> None:
+        """``creates``: a missing folder is created now; otherwise a write creates it, and a read leaves no trace."""
         self._root = Path(os.path.abspath(folder))
+        if not creates:
+            return
         try:
             make_dir(self._root)
         except OSError as error:

@@ -13,15 +13,15 @@ from cutline.ports.objects import ObjectStore
 _REMOTE_SCHEMES = ("s3", "gs", "az")
 
 
-def open_store(url: str, options: Mapping[str, str] = {}) -> ObjectStore:
+def open_store(url: str, options: Mapping[str, str] = {}, *, creates: bool = True) -> ObjectStore:
     """Open the store at ``file:///folder``, ``/folder``, ``memory://name``, ``s3://bucket/prefix``, ``gs://`` or ``az://``.
 
     This sends nothing to a remote store. ``options`` are for remote stores: ``endpoint``, ``region``,
     ``access_key_id`` and so on, as obstore names them (missing ones come from the standard environment variables), and
-    ``request_timeout_s`` and ``retry_for_s``.
+    ``request_timeout_s`` and ``retry_for_s``. ``creates``: a folder that is missing is created.
     """
     if "://" not in url:
-        return _open_folder(Path(url), options)
+        return _open_folder(Path(url), options, creates=creates)
     try:
         parts = urlsplit(url)
     except ValueError:  # its message repeats a part of the URL
@@ -36,7 +36,7 @@ def open_store(url: str, options: Mapping[str, str] = {}) -> ObjectStore:
             scheme=parts.scheme,
         )
     if parts.scheme == "file":
-        return _open_folder(_folder_of(parts), options)
+        return _open_folder(_folder_of(parts), options, creates=creates)
     if parts.scheme != "memory" and parts.scheme not in _REMOTE_SCHEMES:
         raise ConfigError(
             "there is no object store of this kind",
@@ -55,9 +55,9 @@ def _folder_of(parts: SplitResult) -> Path:
     return folder
 
 
-def _open_folder(folder: Path, options: Mapping[str, str]) -> ObjectStore:
+def _open_folder(folder: Path, options: Mapping[str, str], *, creates: bool) -> ObjectStore:
     _refuse_options(options)
-    return FolderStore(folder)
+    return FolderStore(folder, creates=creates)
 
 
 def _open_with_obstore(url: str, scheme: str, options: Mapping[str, str]) -> ObjectStore:

@@ -28,6 +28,35 @@ class SourceReport(NamedTuple):
     notes: Sequence[str] = ()
 
 
+class PartitionProgress(NamedTuple):
+    """How far a partition of a source was read."""
+
+    name: str
+    #: The next number to read, and the next that the source will assign.
+    position: int
+    end: int
+
+
+class Expiry(NamedTuple):
+    """Until when a source certainly, or probably, keeps what a position needs."""
+
+    #: None: no end is in sight.
+    at_ms: int | None
+    #: What ends it: "retention.ms of topic orders".
+    limit: str = ""
+
+
+class SourceProgress(NamedTuple):
+    """What a source's server says about positions in it."""
+
+    #: "topic orders".
+    what: str
+    #: At the newest position.
+    partitions: Sequence[PartitionProgress] = ()
+    #: Of each position that was asked about.
+    expiries: Sequence[Expiry] = ()
+
+
 class CompletedEpoch(NamedTuple):
     """A checkpoint that the coordinator's records call complete; it may have been released since."""
 

@@ -83,6 +83,10 @@ class QueryDir(Protocol):
         """
         ...
 
+    def record_sources(self, operator: OperatorId, spark_checkpoint_dir: Path) -> None:
+        """Record, before the query starts, what the offsets of its sources do not say: it becomes part of snapshots."""
+        ...
+
     # ---- lost input
     def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[LostInput]:
         """What a source has read since the record, by its live directory, and cannot reread.

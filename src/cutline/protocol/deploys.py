@@ -2,13 +2,16 @@
 
 The savepoint is taken before the generation of the new code is entered. So the code of the newest generation is enough
 to know whether one is due: killed before the entry, the next start finds the former code and the savepoint, if it was
-finished; killed after the entry, it finds its own code, and a savepoint that exists.
+finished; killed after the entry, it finds its own code, and a savepoint that exists. The generation names it: which one
+is from before the last deploy is a matter of generations, not of clocks, and a restore that was killed and given up
+leaves a savepoint that means nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from cutline.model.generation import FlowCode, GenerationRecord
@@ -45,6 +48,16 @@ class Deploy:
     saves: tuple[Save, ...] = ()
     #: Why nothing is saved although the code has changed.
     why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedSavepoints:
+    """The savepoints that the record of a generation names; empty: none."""
+
+    #: Of the state from which its code continues, if the generation before it ran other code.
+    saved: str = ""
+    #: The one that it has restored.
+    restored: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,44 +124,50 @@ def surplus(saved: Iterable[SavedState], *, keep: int, spared: Collection[str] =
     return [one.name for one in beyond if one.name not in spared]
 
 
-def before_last_deploy(saved: Iterable[SavedState], newest: CodeHash) -> str | None:
-    """The newest automatic savepoint of other code than ``newest``, which the flow ran last; None: there is none.
+def last_deploy(generations: Sequence[GenerationRecord]) -> GenerationRecord | None:
+    """The newest generation that ran other code than the one before it; None: there is none."""
+    for before, one in reversed(list(pairwise(generations))):
+        if _code(one) != _code(before):
+            return one
+    return None
 
-    One that was taken before a restore does not count: it holds what a person has given up.
+
+def before_last_deploy(generations: Sequence[GenerationRecord]) -> str:
+    """The savepoint of the state from which the last deploy continued; empty: none was taken."""
+    last = last_deploy(generations)
+    return last.saved if last is not None else ""
+
+
+def returned_to(generations: Sequence[GenerationRecord]) -> str:
+    """The savepoint by which the last deploy has undone the one before it; empty: it has not.
+
+    Whoever repeats the command that restored it means this savepoint: neither the one before an earlier deploy, nor to
+    give up what the corrected code has done since.
     """
-    others = [one for one in _oldest_first(saved) if one.taken_before == "deploy" and one.code != newest]
-    return others[-1].name if others else None
+    last = last_deploy(generations)
+    if last is None or not last.restored_savepoint:
+        return ""
+    earlier = [one for one in generations if one.generation < last.generation]
+    is_undone = last.restored_savepoint == before_last_deploy(earlier)
+    # Code that restores what it has left itself saves nothing: the savepoint exists.
+    return last.restored_savepoint if is_undone or not last.saved else ""
 
 
-def returned_to(saved: Iterable[SavedState], generations: Sequence[GenerationRecord]) -> str | None:
-    """The savepoint by which the flow returned to the code that it ran last; None: that code was deployed.
-
-    Whoever repeats the command that restored it means this savepoint, not the one before an earlier deploy.
-    """
-    newest, first = newest_code(generations), None
-    for one in reversed(generations):
-        if one.code is None or one.code.hash != newest:
-            break
-        first = one
-    if first is None or first.restored_epoch is None:
-        return None
-    own = [one for one in saved if one.taken_before == "deploy" and one.code == newest]
-    return next((one.name for one in own if one.epoch == first.restored_epoch), None)
-
-
-def left_by(saved: Iterable[SavedState], code: CodeHash) -> str | None:
+def left_by(saved: Iterable[SavedState], generations: Sequence[GenerationRecord], code: CodeHash) -> str | None:
     """The newest automatic savepoint of what this code left when other code was deployed; None: there is none.
 
     To a start that returns to former code without a restore: it continues with what the other code made of the state.
     """
-    own = [one for one in _oldest_first(saved) if one.taken_before == "deploy" and one.code == code]
-    return own[-1].name if own else None
+    own = {one.name for one in saved if one.code == code}
+    for before, one in reversed(list(pairwise(generations))):
+        if _code(before) == code != _code(one) and one.saved in own:
+            return one.saved
+    return None
 
 
 def newest_code(generations: Sequence[GenerationRecord]) -> CodeHash:
     """The code that the flow ran last."""
-    code = generations[-1].code if generations else None
-    return code.hash if code is not None else NO_CODE
+    return _code(generations[-1]) if generations else NO_CODE
 
 
 def code_since(generations: Iterable[GenerationRecord], code: FlowCode, now_ms: MomentMs) -> MomentMs:
@@ -157,8 +176,13 @@ def code_since(generations: Iterable[GenerationRecord], code: FlowCode, now_ms: 
     return min(known, default=now_ms)
 
 
+def _code(generation: GenerationRecord) -> CodeHash:
+    return generation.code.hash if generation.code is not None else NO_CODE
+
+
 def _oldest_first(saved: Iterable[SavedState]) -> list[SavedState]:
-    return sorted(saved, key=lambda one: (one.created_ms, one.name))
+    """By epoch: clocks of hosts differ, and are set back."""
+    return sorted(saved, key=lambda one: (one.epoch, one.created_ms, one.name))
 
 
 # ---------------------------------------------------------------------- in words

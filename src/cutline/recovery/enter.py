@@ -9,7 +9,7 @@ import base64
 import socket
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
@@ -19,7 +19,7 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.history import Identity
 from cutline.model.ids import Generation, OperatorId
-from cutline.protocol.deploys import code_since
+from cutline.protocol.deploys import NamedSavepoints, code_since
 from cutline.protocol.history.histories import identity_of
 from cutline.protocol.history.lineage import Lineage, spans_of
 from cutline.protocol.history.log_histories import log_histories
@@ -46,6 +46,7 @@ class Entry:
     begun: Collection[OperatorId] = ()
     #: The checkpoint that the whole flow is restored to.
     restored: Manifest | None = None
+    savepoints: NamedSavepoints = field(default_factory=NamedSavepoints)
 
 
 def new_identity() -> Identity:
@@ -84,6 +85,8 @@ def enter(plan: RestorePlan, entry: Entry, flow: FlowAtRest, *, scope: str = "")
         host=socket.gethostname(),
         code=flow.code,
         code_since_ms=code_since(entry.generations, flow.code, now_ms()) if flow.code is not None else 0,
+        saved=entry.savepoints.saved,
+        restored_savepoint=entry.savepoints.restored,
     )
     if flow.remote is not None and plan.epoch is not None:
         # First: killed after the announcement, the next start must recognise it as its own.

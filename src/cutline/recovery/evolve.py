@@ -152,6 +152,9 @@ class _Evolving:
             previous_epoch=self._manifest.epoch,
             started_ms=now_ms(),
             completed_ms=now_ms(),
+            # Not a moment of the flow passes, and its sinks are as they were.
+            flow_ms=self._manifest.flow_ms or self._manifest.completed_ms,
+            published=self._manifest.published,
             carried_from=self._manifest.epoch,
             history=self._restorer.identity,
             code=self._manifest.code,  # its content is what that code made

@@ -19,6 +19,7 @@ from cutline.model.ids import Epoch, Generation, OperatorId, SinkId
 from cutline.model.layout import Layout
 from cutline.ports.generation_store import GenerationStore
 from cutline.ports.metadata import PendingRecord
+from cutline.protocol.deploys import NamedSavepoints
 from cutline.protocol.history.epochs import GenerationStart
 from cutline.protocol.history.evolution import Evolution
 from cutline.protocol.history.histories import identities_of
@@ -69,7 +70,8 @@ class Recovered:
 
 
 #: Called with the plan and the generations before it when all is built: the code of this start runs only after it.
-BeforeEntering = Callable[[RestorePlan, Sequence[GenerationRecord]], None]
+#: Returns the savepoints that the record of the generation names.
+BeforeEntering = Callable[[RestorePlan, Sequence[GenerationRecord]], NamedSavepoints]
 
 
 class Recovery:
@@ -81,7 +83,7 @@ class Recovery:
         *,
         restore_to: RestoreTo | None = None,
         may_lose_input: bool = False,
-        before_entering: BeforeEntering = lambda plan, generations: None,
+        before_entering: BeforeEntering = lambda plan, generations: NamedSavepoints(),
     ) -> None:
         """``restore_to``: a restore request: the whole flow must be restored to this epoch.
 
@@ -114,9 +116,9 @@ class Recovery:
         plan, built, facts = self._built(gathering, facts, generation)
         if plan.tier != "none":
             crashpoint("restore-dirs-built")
-        self._before_entering(plan, built.generations)
+        named = self._before_entering(plan, built.generations)
         upload_evolved(plan, built.manifests, facts.sinks, self._flow, generation)
-        record = self._enter(plan, built, generation)
+        record = self._enter(plan, built, generation, named)
         DetachedLogs(self._flow.layout).settle(generation)
         self._flow.metadata.count_recovery(plan.path)
         known = identities_of([*built.generations, record]) | self._flow.metadata.announced()
@@ -193,7 +195,9 @@ class Recovery:
                 return decision, built, facts
             facts = replace(facts, trials=(*facts.trials, built))
 
-    def _enter(self, plan: RestorePlan, built: Built, generation: Generation) -> GenerationRecord:
+    def _enter(
+        self, plan: RestorePlan, built: Built, generation: Generation, savepoints: NamedSavepoints
+    ) -> GenerationRecord:
         is_whole = plan.path in ("local", "remote")
         entry = Entry(
             generation=generation,
@@ -203,6 +207,7 @@ class Recovery:
             generations=built.generations,
             begun=built.begun,
             restored=plan.manifests[-1] if is_whole else None,
+            savepoints=savepoints,
         )
         return enter(plan, entry, self._flow)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from cutline.base import durable, records
 from cutline.base.clock import now_ms
@@ -21,7 +22,8 @@ from cutline.coordinator.loop import CoordinatorService
 from cutline.coordinator.ports import CoordinatorPorts
 from cutline.errors import OtherHistoryError
 from cutline.model.ids import Epoch, OperatorId
-from cutline.model.restore_request import RestoreRequest
+from cutline.model.layout import Layout
+from cutline.model.restore_request import RestoreRequest, epoch_in
 from cutline.ports.executors import Executors
 from cutline.ports.progress import NoProgress, Progress, Step
 from cutline.protocol.history.evolution import Changes
@@ -42,19 +44,18 @@ from cutline.runtime.handle import RunningFlow
 from cutline.runtime.lifecycle import FailureSink
 from cutline.runtime.metrics import Metrics
 from cutline.runtime.parts import Background, Definition, FlowParts, Settled, Stores, Workers
-from cutline.runtime.status import link_counts, source_status
+from cutline.runtime.status import link_counts
 from cutline.runtime.stores import open_stores
 from cutline.runtime.workers import WorkerFactory
 from cutline.savepoints.automatic import AutomaticSavepoints, resolved
 from cutline.savepoints.set_aside import finish, readable, set_aside
+from cutline.storage.detached import DetachedLogs
+from cutline.storage.restore_requests import requested_savepoints, waiting_request, withdraw_request
 from cutline.transport.in_process import COORDINATOR, InProcessRouter
 from cutline.transport.mailbox import LinkSettings
 from cutline.worker.operator_spec import OperatorStart
 
 log = get_logger(__name__)
-
-#: Of an epoch's number; more do not fit into 62 bits.
-_MOST_DIGITS = 18
 
 #: How deep the folders are that Cutline itself makes in the flow's folder: channels/<operator>, spark/<operator>.
 _OWN_FOLDERS = 2
@@ -85,6 +86,9 @@ class FlowAssembly:
             automatic = self._automatic(stores)
             recovered = self.recover(stores, automatic)
         settled = self.settle(stores, recovered)
+        for name, generation in recovered.spark_dirs.items():
+            folder = self.definition.layout.spark_checkpoint_dir(name, generation)
+            stores.query_dirs.record_sources(name, folder)
 
         flow = self.definition.graph.flow
         router, failures, metrics, outages = InProcessRouter(), FailureSink(), Metrics(flow), Outages(flow)
@@ -122,7 +126,7 @@ class FlowAssembly:
             outages=outages,
             automatic=automatic,
         )
-        run = RunningFlow(parts, source_status(self.definition.plans, ReplayGuard().why_not_guarded), release_lock)
+        run = RunningFlow(parts, ReplayGuard(), release_lock)
         failures.register(on_fatal=run.fail, on_operator_failed=regions.operator_failed)
         self._begin(run, parts)
         return run
@@ -158,6 +162,7 @@ class FlowAssembly:
             code=what.code,
             keep=what.options.auto_savepoints,
             is_per_operator=what.options.is_per_operator,
+            spared=partial(requested_savepoints, what.layout),
         )
 
     def recover(self, stores: Stores, automatic: AutomaticSavepoints) -> Recovered:
@@ -261,6 +266,7 @@ class FlowAssembly:
                 last_epoch=settled.last_epoch,
                 published=settled.published,
                 pins=settled.pins,
+                only_records=_only_records(recovered, what.layout),
             ),
         )
         return CoordinatorService(
@@ -334,9 +340,9 @@ class FlowAssembly:
         layout, checkpoints = self.definition.layout, parts.stores.checkpoints
         recovered, janitor = parts.settled.recovered, parts.background.janitor
         if self.request is not None:
-            layout.restore_request.unlink(missing_ok=True)
-        elif layout.restore_request.exists():  # stored while this start was under way: it is for the next one
-            log.warning("restore_request_waits", flow=layout.flow)
+            withdraw_request(layout, self.request)
+        if (waiting := waiting_request(layout)) is not None:  # stored during this start: it is for the next one
+            log.warning("restore_request_waits", flow=layout.flow, to=waiting.to)
         parts.automatic.collect()
         collect_spark_dirs(layout, recovered.spark_dirs, is_all=True)
         live_dirs = self.definition.engine.live_dirs()
@@ -351,17 +357,25 @@ class FlowAssembly:
             janitor.release(ReleaseEpochs(drop=abandoned, retained=retained, open_from=retained[-1]))
 
 
+def _only_records(recovered: Recovered, layout: Layout) -> frozenset[Epoch]:
+    """Epochs that a host before this one completed, and that sinks have yet to publish: they were not downloaded."""
+    if recovered.path != "remote":
+        return frozenset()
+    logs = DetachedLogs(layout)
+    return frozenset(one.epoch for one in recovered.manifests if logs.why_not_whole(one))
+
+
 def _target(request: RestoreRequest, stores: Stores, automatic: AutomaticSavepoints) -> Epoch:
     """The epoch to restore.
 
     The content of a savepoint is put into the flow's folder, in case the checkpoint itself was collected since.
     """
-    if request.to.isascii() and request.to.isdigit() and len(request.to) <= _MOST_DIGITS:
-        automatic.requested = Epoch(int(request.to))
-    else:
+    epoch = epoch_in(request.to)
+    if epoch is None:
         automatic.restored = resolved(request.to, stores.savepoints, stores.generations.load_all(), flow=automatic.flow)
-        automatic.requested = stores.savepoints.fetch(automatic.restored).epoch
-    return automatic.requested
+        epoch = stores.savepoints.fetch(automatic.restored).epoch
+    automatic.requested = epoch
+    return epoch
 
 
 def _changes(request: RestoreRequest) -> Changes:

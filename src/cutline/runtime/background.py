@@ -22,6 +22,7 @@ from cutline.runtime.lifecycle import FailureSink
 from cutline.runtime.parts import Background, Definition, Stores
 from cutline.savepoints.store import Savepoints
 from cutline.storage.detached import DetachedLogs
+from cutline.storage.restore_requests import requested_epochs
 from cutline.tiers.replicator import LocalCheckpoints, RemotePolicy, Replicator
 from cutline.worker.log_replay import needs_behind_log
 
@@ -98,6 +99,7 @@ def build_janitor(what: Definition, stores: Stores) -> Janitor:
         checkpoints=stores.checkpoints,
         check_fence=stores.metadata.check_fence,
         collect_left_logs=partial(collect_left_logs, what.layout, stores.checkpoints, what.graph.names),
+        requested=partial(requested_epochs, what.layout),
     )
 
 

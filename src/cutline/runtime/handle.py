@@ -9,19 +9,22 @@ from cutline.errors import CheckpointFailedError
 from cutline.model.ids import Epoch, SinkId
 from cutline.model.status import EpochOutcome, FlowStatus
 from cutline.ports.progress import Progress
+from cutline.ports.source_guard import SourceGuard
 from cutline.runtime.checkpoints_api import DRAIN_SECONDS, CheckpointsApi
 from cutline.runtime.draining import Draining
 from cutline.runtime.lifecycle import Lifecycle
+from cutline.runtime.measures.sources import SourceWatch
 from cutline.runtime.parts import FlowParts
 from cutline.runtime.requests import RequestHandlers, RequestLoop, seconds_of, store_last_limits
-from cutline.runtime.status import Sources, StatusBuilder, StatusWriter, report_unguarded
+from cutline.runtime.status import StatusBuilder, StatusWriter, report_unguarded, source_status
 from cutline.savepoints.store import Savepoint
 
 
 class RunningFlow:
     """What ``Flow.start`` returns. All methods may be called from any thread."""
 
-    def __init__(self, parts: FlowParts, sources: Sources, release_lock: Callable[[], None]) -> None:
+    def __init__(self, parts: FlowParts, guard: SourceGuard, release_lock: Callable[[], None]) -> None:
+        sources = source_status(parts.definition.plans, guard)
         layout = parts.definition.layout
         self.name = parts.definition.graph.flow
         self.metrics = parts.metrics
@@ -30,11 +33,13 @@ class RunningFlow:
         self._lifecycle = Lifecycle(parts, release_lock, last_words=partial(store_last_limits, parts))
         self._draining = Draining(parts, self._lifecycle)
         self._checkpoints = CheckpointsApi(parts, self._lifecycle, self._draining)
-        self._status = StatusBuilder(parts, sources, self._lifecycle)
+        watch = SourceWatch(parts, guard, self._lifecycle)
+        self._status = StatusBuilder(parts, sources, self._lifecycle, watch)
         self._handlers = RequestHandlers(parts, self._checkpoints, stop=self.stop)
         self._lifecycle.watch(
             StatusWriter(self._status, layout, self._lifecycle),
             RequestLoop(self.name, layout, self._handlers, self._lifecycle),
+            watch,
         )
 
     # ------------------------------------------------------------------ used by the assembly

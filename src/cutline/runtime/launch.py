@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutline.base import durable, records
+from cutline.base import durable
 from cutline.base.outages import DISK, outage_of
 from cutline.base.storage_errors import in_words
 from cutline.config.compatibility import check_options
 from cutline.config.loading import load_options
 from cutline.config.options import Options
 from cutline.config.spark_settings import SparkStart
-from cutline.errors import ConfigError, NotDone, StorageError
+from cutline.errors import ConfigError, NotDone, RecoveryError, StorageError
 from cutline.fingerprint.definition import code_of
 from cutline.flow import Flow
 from cutline.model.graph import FlowGraph
@@ -29,13 +29,11 @@ from cutline.runtime.assembly import FlowAssembly
 from cutline.runtime.handle import RunningFlow
 from cutline.runtime.lock import FlowLock
 from cutline.runtime.parts import Definition
+from cutline.storage.restore_requests import stored_request, waiting_request
 from cutline.worker.immediate_publishing import with_immediate_sinks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-#: Kind of the stored record.
-_RESTORE = "restore"
 
 
 def start_flow(
@@ -144,18 +142,6 @@ def _open_spark(
     return engine, SparkExecutors(session, flow.name)
 
 
-def store_request(layout: Layout, request: RestoreRequest) -> None:
-    """Store a restore request for the next start."""
-    durable.replace(layout.restore_request, records.encode(_RESTORE, request))
-
-
-def stored_request(layout: Layout) -> RestoreRequest | None:
-    """The request that the next start carries out; None: none is stored. Raises DamagedRecordError."""
-    if not layout.restore_request.exists():
-        return None
-    return records.load(_RESTORE, layout.restore_request, RestoreRequest)
-
-
 def current_request(
     layout: Layout,
     restore_to: int | str | None,
@@ -164,16 +150,24 @@ def current_request(
     allow_dropped: bool,
     flow: FlowName,
 ) -> RestoreRequest | None:
-    """The request given to this start, else the stored one; None: the flow resumes."""
+    """The request given to this start, else the stored one; None: the flow resumes. Two that differ are refused."""
+    stored = stored_request(layout)
     if restore_to is not None:
-        return RestoreRequest(to=str(restore_to), rename=dict(rename or {}), allow_dropped=allow_dropped)
+        given = RestoreRequest(to=str(restore_to), rename=dict(rename or {}), allow_dropped=allow_dropped)
+        if stored not in (None, given):
+            raise ConfigError(
+                f"two restores are requested: this start was told to restore {given.to}, and one of {stored.to} waits",
+                next_step=f"withdraw the one that waits (cutline restore {flow} --cancel), or start without a target",
+                flow=flow,
+            )
+        return given
     if rename or allow_dropped:
         raise ConfigError(
             "operators are renamed and dropped only when a checkpoint or savepoint is restored",
             next_step="name it with restore_to (--restore-to); a flow that only resumes keeps its operators",
             flow=flow,
         )
-    return stored_request(layout)
+    return stored
 
 
 def run_on(
@@ -213,6 +207,10 @@ def run_on(
     with in_words(flow=flow.name, path=layout.root):
         try:
             return assembly.start(release_lock)
+        except RecoveryError as error:
+            if request is not None and request == waiting_request(layout):
+                error.add_next_step(f"to start without it, withdraw the request: cutline restore {flow.name} --cancel")
+            raise
         except NotDone as error:
             outage = outage_of(error)
             if outage is None or outage.resource not in (DISK, layout.metadata.name):

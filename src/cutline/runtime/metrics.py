@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from cutline.model.generation import LostInput
 from cutline.model.ids import Epoch, FlowName, OperatorId, SinkId
+from cutline.model.status import SourceLag
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -39,6 +40,12 @@ class Metrics:
         self._recovery_seconds = gauge("recovery_seconds", "Time from start to running", "path")
         self._restarts = counter("query_restarts", "Restarted queries", "operator")
         self._lost_input = counter("lost_input", "Files and messages that sources could not reread", "operator")
+        self._source_lag = gauge("source_lag", "Messages that a source has and its operator has not read", "operator")
+        self._source_expiry = gauge(
+            "source_restorable_until_seconds",
+            "Unix time until which sources keep what the oldest checkpoint needs",
+            "operator",
+        )
         self._healthy = gauge("healthy", "0 while more checkpoints in a row have failed than is tolerated")
         self._healthy.labels(flow).set(1)
 
@@ -63,6 +70,14 @@ class Metrics:
     def input_lost(self, lost: Iterable[LostInput]) -> None:
         for one in lost:
             self._lost_input.labels(self._flow, one.operator).inc(one.parts)
+
+    def sources_looked_at(self, operator: OperatorId, found: Sequence[SourceLag]) -> None:
+        known = [one for one in found if not one.problem]
+        if known:
+            self._source_lag.labels(self._flow, operator).set(sum(one.lag for one in known))
+        ends_ms = [one.restorable_until_ms for one in known if one.restorable_until_ms is not None]
+        if ends_ms:
+            self._source_expiry.labels(self._flow, operator).set(min(ends_ms) / 1000)
 
     def health_changed(self, *, is_healthy: bool) -> None:
         self._healthy.labels(self._flow).set(int(is_healthy))

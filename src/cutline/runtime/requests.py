@@ -14,6 +14,7 @@ from cutline.base.clock import now_ms
 from cutline.base.logs import get_logger
 from cutline.base.redaction import without_secrets
 from cutline.config.values import parse_duration_ms
+from cutline.fingerprint.definition import place_of
 from cutline.maintenance.gc_live import LiveCollection
 from cutline.model.graph import SinkNode
 from cutline.model.ids import Epoch, FlowName, SinkId
@@ -27,6 +28,7 @@ from cutline.runtime.checkpoints_api import CheckpointsApi
 from cutline.runtime.lifecycle import Lifecycle
 from cutline.runtime.parts import FlowParts
 from cutline.transport.request_files import RequestFolder
+from cutline.worker.immediate_publishing import ImmediateSink
 
 log = get_logger(__name__)
 
@@ -70,6 +72,7 @@ class RequestHandlers:
             "savepoint": self.savepoint,
             "stop": self.stop,
             "pin": self.pin,
+            "hold": self.hold,
             "restore_limits": self.restore_limits,
             "sink_facts": self.sink_facts,
             "gc": self._collection.collect,
@@ -86,6 +89,12 @@ class RequestHandlers:
         (self._checkpoints.pin if is_pinned else self._checkpoints.unpin)(Epoch(epoch))
         return {"epoch": epoch, "is_pinned": is_pinned}
 
+    def hold(self, epoch: int, is_held: bool = True) -> dict[str, Any]:
+        """For a restore that is about to stop this flow."""
+        coordinator = self._parts.coordinator
+        (coordinator.hold if is_held else coordinator.end_hold)(Epoch(epoch))
+        return {"epoch": epoch, "is_held": is_held}
+
     def restore_limits(self) -> dict[str, Any]:
         limits: dict[str, Any] = msgspec.to_builtins(restore_limits(self._parts))
         return limits
@@ -98,6 +107,7 @@ class RequestHandlers:
             "sinks": [msgspec.to_builtins(facts) for facts, _ in answers],
             "problems": {facts.sink: problem for facts, problem in answers if problem},
             "options": {"missing_input": options.missing_input, "mode": options.mode},
+            "places": {name: place_of(_of_the_user(sink)) for name, sink in self._parts.definition.sinks.items()},
         }
 
     def stop(self, savepoint: str | None = None, drain: bool = False) -> dict[str, Any]:
@@ -184,6 +194,10 @@ def _sink_answer(parts: FlowParts, node: SinkNode) -> tuple[SinkFacts, str]:
             can_rewind=parts.definition.sinks[node.sink].can_rewind,
         )
         return facts, without_secrets(f"{type(error).__name__}: {error}".rstrip(": "))
+
+
+def _of_the_user(sink: Sink) -> Sink:
+    return sink.sink if isinstance(sink, ImmediateSink) else sink
 
 
 def _gaps(name: SinkId, sinks: Mapping[SinkId, Sink]) -> tuple[Gap, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from cutline.model.checkpoint import Manifest
 from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, FlowName, OperatorId, SinkId
 from cutline.model.layout import Layout
-from cutline.model.plan import OperatorPlan, PlannedSource
+from cutline.model.plan import OperatorPlan
 from cutline.model.status import (
     CodeStatus,
     CoordinatorStatus,
@@ -40,11 +40,13 @@ from cutline.model.status import (
 )
 from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.ports.inspection import CoordinatorRecords
+from cutline.ports.source_guard import SourceGuard
 from cutline.protocol.history.evolution import Evolution
 from cutline.protocol.history.lineage import lineage_of
 from cutline.protocol.publish.immediate import is_place
 from cutline.runtime.lifecycle import Lifecycle
 from cutline.runtime.measures.rates import Rates
+from cutline.runtime.measures.sources import SourceWatch
 from cutline.runtime.measures.state_sizes import StateSizes
 from cutline.runtime.parts import FlowParts
 from cutline.worker.operator import OperatorService
@@ -69,8 +71,9 @@ Sources = Mapping[OperatorId, list[SourceStatus]]
 class StatusBuilder:
     """Builds the status of a flow; after its end, returns the last status."""
 
-    def __init__(self, parts: FlowParts, sources: Sources, lifecycle: Lifecycle) -> None:
+    def __init__(self, parts: FlowParts, sources: Sources, lifecycle: Lifecycle, watch: SourceWatch) -> None:
         self._parts = parts
+        self._watch = watch
         self.metrics = parts.metrics
         self._graph = parts.definition.graph
         self._sources = sources
@@ -200,6 +203,7 @@ class StatusBuilder:
             problem=supervisor.problem,
             trace=supervisor.trace,
             state_bytes=self._states.of(name, service.batches_total, query) if is_stateful else None,
+            source_lag=self._watch.of(name),
         )
 
 
@@ -300,14 +304,15 @@ def _write_over(path: Path, content: bytes) -> None:
 # ---------------------------------------------------------------------- sources
 
 
-def source_status(
-    plans: Mapping[OperatorId, OperatorPlan], why_not_guarded: Callable[[PlannedSource], str | None]
-) -> Sources:
+def source_status(plans: Mapping[OperatorId, OperatorPlan], guard: SourceGuard) -> Sources:
     """What each operator reads from outside of the flow, and why the replay guard does not check it, if it does not."""
     found: dict[OperatorId, list[SourceStatus]] = {}
     for name, plan in plans.items():
-        notes = [(source, why_not_guarded(source)) for source in plan.sources]
-        found[name] = [SourceStatus(source=one.format, guarded=note is None, note=note or "") for one, note in notes]
+        notes = [(source, guard.why_not_guarded(source)) for source in plan.sources]
+        found[name] = [
+            SourceStatus(source=one.format, guarded=note is None, note=guard.warning(one) if note is None else note)
+            for one, note in notes
+        ]
     return found
 
 
@@ -317,6 +322,8 @@ def report_unguarded(flow: FlowName, sources: Sources) -> None:
         for one in read:
             if not one.guarded:
                 log.warning("source_not_guarded", flow=flow, operator=operator, source=one.source, note=one.note)
+            elif one.note:
+                log.warning("source_may_lose_input", flow=flow, operator=operator, source=one.source, note=one.note)
 
 
 # ---------------------------------------------------------------------- sinks, by stored records

@@ -50,12 +50,12 @@ def open_stores(what: Definition, executors: Executors | None) -> Stores:
     )
 
 
-def store_at(place: str, remote_options: Mapping[str, str] | None = None) -> ObjectStore:
-    """A folder, or the address of a bucket, as an object store."""
-    return _opening_of(place, remote_options)()
+def store_at(place: str, remote_options: Mapping[str, str] | None = None, *, creates: bool = True) -> ObjectStore:
+    """A folder, or the address of a bucket, as an object store. ``creates``: a folder that is missing is created."""
+    return _opening_of(place, remote_options)(creates=creates)
 
 
-def _opening_of(place: str, remote_options: Mapping[str, str] | None = None) -> Callable[[], ObjectStore]:
+def _opening_of(place: str, remote_options: Mapping[str, str] | None = None) -> Callable[..., ObjectStore]:
     """A picklable function that opens the store, also on an executor."""
     from cutline.objects import open_store
 

@@ -6,7 +6,7 @@ finds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cutline.base.clock import now_ms
@@ -20,11 +20,13 @@ from cutline.ports.checkpoint_store import CheckpointStore
 from cutline.protocol.deploys import (
     AUTOMATIC,
     BEFORE_LAST_DEPLOY,
+    NamedSavepoints,
     Save,
     SavedState,
     automatic_name,
     before_last_deploy,
     deploy,
+    last_deploy,
     left_by,
     newest_code,
     returned_to,
@@ -57,12 +59,14 @@ class AutomaticSavepoints:
     change: str = field(default="", init=False)
     #: The savepoints of what the former code left, that from which this start continues first.
     saved: list[str] = field(default_factory=list, init=False)
+    #: Those that nothing may remove now, beside those that generations name; asked when some are removed.
+    spared: Callable[[], Collection[str]] = tuple
     _generations: Sequence[GenerationRecord] = field(default=(), init=False)
 
-    def save(self, plan: RestorePlan, generations: Sequence[GenerationRecord]) -> None:
+    def save(self, plan: RestorePlan, generations: Sequence[GenerationRecord]) -> NamedSavepoints:
         """Call it before the new generation is entered. Raises RecoveryError if a savepoint is due and not possible.
 
-        ``generations``: those before, ascending.
+        ``generations``: those before, ascending. Returns what the record of the new one names.
         """
         self._generations = generations
         by_epoch = {one.epoch: one for one in plan.manifests}
@@ -79,23 +83,28 @@ class AutomaticSavepoints:
         self.change = decided.change
         if decided.change and self.requested is None:
             states = _states(self.savepoints, generations)
-            left = left_by(states, self.code.hash)
+            left = left_by(states, generations, self.code.hash)
             self.change += f"; this code ran before and left savepoint {left}" if left is not None else ""
         if decided.why_not:
             log.warning("code_changed", flow=self.flow, change=self.change, not_saved=decided.why_not)
         elif decided.change:
             log.warning("code_changed", flow=self.flow, change=self.change)
+        continued_from = ""
         for due in decided.saves:
-            self._save(due, by_epoch)
+            name = self._save(due, by_epoch)
+            continued_from = name if due.taken_before == "deploy" else continued_from
             crashpoint("deploy-saved")
+        return NamedSavepoints(saved=continued_from, restored=self.restored)
 
     def collect(self) -> None:
         """Remove automatic savepoints beyond the number to keep. Call it when no restore request needs one anymore.
 
         Never that from before the last deploy: those that restores have left may be newer, and as many as are kept.
         """
-        last = before_last_deploy(_states(self.savepoints, self._generations), self.code.hash)
-        spared = {*self.saved, self.restored, last or ""}
+        last = last_deploy(self._generations)
+        spared = {*self.saved, self.restored, *self.spared()}
+        if not self.change and last is not None:
+            spared |= {last.saved, last.restored_savepoint}
         for name in surplus(map(_state, self.savepoints.list()), keep=self.keep, spared=spared):
             try:
                 self.savepoints.delete(name)
@@ -105,7 +114,8 @@ class AutomaticSavepoints:
             log.info("savepoint_removed", flow=self.flow, savepoint=name)
             crashpoint("deploy-collected")
 
-    def _save(self, due: Save, manifests: Mapping[Epoch, Manifest]) -> None:
+    def _save(self, due: Save, manifests: Mapping[Epoch, Manifest]) -> str:
+        """The name of the savepoint; empty: it could not be taken, and is not required."""
         problem: Exception | None = None
         for epoch in due.epochs:
             try:
@@ -120,7 +130,7 @@ class AutomaticSavepoints:
                 break
             self.saved.append(name)
             log.info("saved_before_new_code", flow=self.flow, savepoint=name, epoch=epoch)
-            return
+            return name
         if due.is_required:
             raise RecoveryError(
                 f"{self.change}; before it runs, the state must be saved, and that failed: {_in_words(problem)}",
@@ -130,6 +140,7 @@ class AutomaticSavepoints:
                 epoch=due.epochs[0],
             ) from problem
         log.warning("not_saved", flow=self.flow, epoch=due.epochs[0], problem=_in_words(problem))
+        return ""
 
     def _found(self, manifest: Manifest) -> str:
         """The automatic savepoint of this very checkpoint; another history may have one of the same number."""
@@ -150,23 +161,25 @@ def resolved(to: str, savepoints: Savepoints, generations: Sequence[GenerationRe
     """What a person wrote as the target of a restore: ``before-last-deploy`` becomes the name of a savepoint."""
     if to != BEFORE_LAST_DEPLOY:
         return to
-    states = _states(savepoints, generations)
-    if (already := returned_to(states, generations)) is not None:
+    if already := returned_to(generations):
         raise UnknownSavepointError(
             f"the flow has been restored to before its last deploy already, to savepoint {already}",
             next_step="start it without this; to restore it again, or to before an earlier deploy, name a savepoint",
             flow=flow,
         )
-    name = before_last_deploy(states, newest_code(generations))
-    if name is None:
-        known = ", ".join(one.name for one in savepoints.list()) or "none"
-        raise UnknownSavepointError(
-            f"no savepoint was taken before the code last changed (now {newest_code(generations) or 'unknown'})",
-            next_step=f"choose a savepoint ({known}) or an epoch (cutline checkpoints); if the flow was restored "
-            "already, start it without this",
-            flow=flow,
-        )
-    return name
+    name = before_last_deploy(generations)
+    if name in {one.name for one in _states(savepoints, generations)}:
+        return name
+    known = ", ".join(one.name for one in savepoints.list()) or "none"
+    problem = "no savepoint was taken before the code last changed"
+    if name:
+        problem = f"savepoint {name}, taken before the code last changed, is not here or of a history that was given up"
+    raise UnknownSavepointError(
+        f"{problem} (now {newest_code(generations) or 'unknown'})",
+        next_step=f"choose a savepoint ({known}) or an epoch (cutline checkpoints); if the flow was restored "
+        "already, start it without this",
+        flow=flow,
+    )
 
 
 def _states(savepoints: Savepoints, generations: Sequence[GenerationRecord]) -> list[SavedState]:

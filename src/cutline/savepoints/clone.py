@@ -27,6 +27,8 @@ from cutline.model.layout import Layout
 from cutline.protocol.history.renaming import Renaming
 from cutline.tiers.remote_tier import RemoteTier
 
+_DAMAGED = "the savepoint is damaged: use another copy of it, or another savepoint"
+
 
 def branch(
     tier_in: Callable[[Layout], RemoteTier],
@@ -116,7 +118,9 @@ class _Builder:
         path = self._fetched.record(manifest.epoch, old, cut.generation)
         data = records.read("operator", path, operator=old, flow=self._flow)
         if records.checksum(data) != cut.record_sha256:
-            raise DamagedRecordError("operator record is not the one the manifest names", path=path.name, operator=old)
+            raise DamagedRecordError(
+                "operator record is not the one the manifest names", next_step=_DAMAGED, path=path.name, operator=old
+            )
         record = records.decode("operator", data, OperatorRecord, path=path.name, flow=self._flow)
         identity = (record.epoch, record.operator, record.generation)
         records.check_identity("operator", identity, (manifest.epoch, old, cut.generation), path=path.name)
@@ -130,7 +134,9 @@ class _Builder:
         try:
             return read_plain(self._fetched.blob(file.sha256), records.MOST_BYTES)
         except OSError as error:
-            raise DamagedRecordError(f"a small file cannot be read: {error.strerror}", path=file.path) from error
+            raise DamagedRecordError(
+                f"a small file cannot be read: {error.strerror}", next_step=_DAMAGED, path=file.path
+            ) from error
 
     def _entries(self, manifest: Manifest) -> None:
         """Writes the log entries that a restore reads, as the new flow would have written them."""

@@ -21,7 +21,7 @@ import msgspec
 from cutline.base import durable, records
 from cutline.base.clock import now_ms
 from cutline.base.crashpoints import crashpoint
-from cutline.errors import ConfigError, CutlineError, UnknownSavepointError
+from cutline.errors import ConfigError, CutlineError, MissingObject, UnknownSavepointError
 from cutline.model.checkpoint import Manifest
 from cutline.model.graph import check_name
 from cutline.model.ids import (
@@ -87,9 +87,11 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
 class Savepoints:
     """The savepoints of one flow."""
 
-    def __init__(self, layout: Layout, open_store: OpenStore) -> None:
+    def __init__(self, layout: Layout, open_store: OpenStore, *, open_source: OpenStore | None = None) -> None:
+        """``open_source``: for a place that is only read; by default the same."""
         self._layout = layout
         self._open_store = open_store
+        self._open_source = open_source or open_store
         self._epochs: dict[tuple[str, int], Epoch] = {}
 
     def epochs(self) -> list[Epoch]:
@@ -185,8 +187,15 @@ class Savepoints:
     def import_from(self, url: str, name: str) -> Savepoint:
         """Import an exported savepoint, of this flow or another; refuse one that no export writes."""
         self.check_free(name)
-        source, folder = self._open_store(url), self._folder(name)
-        data = source.read(_CARD, records.MOST_BYTES)
+        source, folder = self._open_source(url), self._folder(name)
+        try:
+            data = source.read(_CARD, records.MOST_BYTES)
+        except MissingObject as error:
+            raise UnknownSavepointError(
+                f"there is no savepoint at {source.url}",
+                next_step="name the place that cutline savepoint export was given",
+                flow=self._layout.flow,
+            ) from error
         card = records.decode(KIND, data, Savepoint, path=f"{source.url}/{_CARD}", flow=self._layout.flow)
         shutil.rmtree(folder, ignore_errors=True)
         durable.make_dir(folder)
@@ -283,6 +292,11 @@ class Savepoints:
         return branch(lambda layout: self.tier(name, layout), epoch, target, flow, rename=rename or {}, drop=drop)
 
     def _folder(self, name: str) -> Path:
+        if name.isascii() and name.isdigit():
+            raise ConfigError(
+                f"a savepoint cannot be called {name!r}: a number is an epoch",
+                next_step=f"choose another name, for example v{name}",
+            )
         if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"{name!r} is not a valid savepoint name", next_step="use A-Z, a-z, digits, dots, dashes, underscores"

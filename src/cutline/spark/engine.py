@@ -27,7 +27,14 @@ from cutline.spark.channel_source import FORMAT, ChannelSource
 from cutline.spark.failures import failing_function
 from cutline.spark.query import SparkQuery, _asking_jvm
 from cutline.spark.remote_dirs import settle_live_dirs
-from cutline.spark.session import QUERY_LOGGER, is_own_session, query_session, set_log_level, settle_python_sources
+from cutline.spark.session import (
+    QUERY_LOGGER,
+    check_file_manager,
+    is_own_session,
+    query_session,
+    set_log_level,
+    settle_python_sources,
+)
 from cutline.spark.source_discovery import KnownSources, planned_sources
 from cutline.spark.versions import PythonSources
 
@@ -57,6 +64,7 @@ class SparkEngine:
         self._log_level = "OFF" if is_own_session(session) else "ERROR"
         #: Operators whose queries are restarted after each batch.
         self._restarting: set[OperatorId] = set()
+        check_file_manager(session, graph.flow)
         self._live_dirs: LiveDirs | None = settle_live_dirs(
             session, layout, options.spark_dirs, graph.flow, are_names_final=options.state_backend != "heap"
         )
@@ -92,7 +100,12 @@ class SparkEngine:
         )
 
     def _build(self, node: OperatorNode) -> Any:
-        session = query_session(self._session, state_backend=self._options.state_backend, subtasks=node.subtasks)
+        session = query_session(
+            self._session,
+            state_backend=self._options.state_backend,
+            subtasks=node.subtasks,
+            is_local_dir=self._live_dirs is None or self._options.spark_dirs.startswith("file:"),
+        )
         self._python_sources.register(session, node.operator)
         function = self._functions[node.operator]
         inputs = [self._input(session, node.operator, name) for name in node.inputs]

@@ -14,13 +14,13 @@ import secrets
 import shutil
 import tempfile
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
 from cutline.base import durable, records
@@ -28,6 +28,8 @@ from cutline.base.crashpoints import crashpoint
 from cutline.errors import DamagedRecordError, NotDone
 from cutline.model.ids import FlowName, OperatorId
 from cutline.model.layout import Layout
+from cutline.objects.waiting import wait_for_store
+from cutline.spark.hadoop_errors import asking_hadoop
 
 #: Files that Spark writes atomically under a name that no other content ever gets, if state files have unique names.
 #: RocksDB's tables are not among them: Spark copies them gradually.
@@ -36,6 +38,8 @@ _KIND = "live-dirs"
 #: In a mirror that was published.
 _PUBLISHED = ".cutline-in-place"
 _GENERATION = re.compile(r"g\d{6}")
+#: How much older than this machine's clock a whole second must be to say that a file has not changed since.
+_SETTLED_SECONDS = 3.0
 #: Stored times may differ by rounding.
 _CLOCK_SECONDS = 0.001
 
@@ -81,7 +85,9 @@ def settle_live_dirs(
             former.remove()
     if not home.url:
         return None
-    return HadoopDirs(session, home.url, layout.spark_dirs, are_names_final=are_names_final)
+    dirs = HadoopDirs(session, home.url, layout.spark_dirs, are_names_final=are_names_final)
+    wait_for_store(dirs.check, flow=flow)
+    return dirs
 
 
 class HadoopDirs:
@@ -94,12 +100,13 @@ class HadoopDirs:
         """
         self._are_names_final = are_names_final
         self._jvm: Any = session._jvm
+        self._gateway: Any = session.sparkContext._gateway
         context: Any = session.sparkContext._jsc
         self._configuration = context.hadoopConfiguration()
         self._base = base.rstrip("/")
         self._mirrors = mirrors
         self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
-        with self._asking(base):
+        with asking_hadoop(base):
             self._files = self._path(self._base).getFileSystem(self._configuration)
 
     # ------------------------------------------------------------------ see the port
@@ -130,6 +137,8 @@ class HadoopDirs:
     def _is_in_place(self, mirror: Path) -> bool:
         """A published directory is never published again: Spark has continued in it, and the mirror is out of date."""
         if self._exists(self._note(mirror)):
+            if not (mirror / _PUBLISHED).exists() and mirror.is_dir():  # killed before it could be marked
+                durable.replace(mirror / _PUBLISHED, b"")
             return True
         if (mirror / _PUBLISHED).exists():
             raise DamagedRecordError("Spark's published directory is gone", path=self.url(mirror))
@@ -139,12 +148,16 @@ class HadoopDirs:
         with contextlib.suppress(NotDone, FileNotFoundError):
             for name in self._listed(self._base):
                 if name not in operators:
-                    with self._asking(name):
+                    with asking_hadoop(name):
                         self._files.delete(self._path(f"{self._base}/{name}"), True)
+
+    def check(self) -> None:
+        """Ask the file system anything. Raises StoreError if it does not answer."""
+        self._exists(self._base)
 
     def remove(self) -> None:
         """Remove all directories, if the file system can be reached."""
-        with contextlib.suppress(NotDone, FileNotFoundError), self._asking(self._base):
+        with contextlib.suppress(NotDone, FileNotFoundError), asking_hadoop(self._base):
             self._files.delete(self._path(self._base), True)
 
     # ------------------------------------------------------------------ inside
@@ -153,7 +166,7 @@ class HadoopDirs:
         place = self.url(mirror)
         if not mirror.is_dir():
             raise DamagedRecordError("there is no mirror from which to publish Spark's directory", path=place)
-        with self._asking(place):
+        with asking_hadoop(place):
             self._files.delete(self._path(place), True)
             self._files.mkdirs(self._path(place))
             for name in sorted(os.listdir(mirror)):
@@ -169,7 +182,7 @@ class HadoopDirs:
         folder = self.url(mirror).rpartition("/")[0]
         for name in self._listed(folder):
             if _GENERATION.match(name) and name.partition(".")[0] != mirror.name:
-                with contextlib.suppress(NotDone, FileNotFoundError), self._asking(folder):
+                with contextlib.suppress(NotDone, FileNotFoundError), asking_hadoop(folder):
                     self._files.delete(self._path(f"{folder}/{name}"), True)
 
     def _fetch(self, place: str, mirror: Path) -> None:
@@ -193,33 +206,38 @@ class HadoopDirs:
 
     def _fetch_one(self, source: str, target: Path, there: Any) -> None:
         """Every property of a file costs one call to the JVM, so only the needed ones are read."""
-        with self._asking(source):
+        with asking_hadoop(source):
             if there.isDirectory():
                 self._fetch(source, target)
                 return
             size_bytes, changed_s = int(there.getLen()), int(there.getModificationTime()) / 1000
         if not _is_same(target, size_bytes, changed_s):
             self._copy(source, target)
-            os.utime(target, (changed_s, changed_s))
+            # An object store tells whole seconds: a file that has just been written may be written again in this one.
+            if changed_s % 1 or time.time() - changed_s > _SETTLED_SECONDS:
+                os.utime(target, (changed_s, changed_s))
 
     def _copy(self, source: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         spool = durable.temporary_beside(target)
-        with self._asking(source):
+        with asking_hadoop(source):
             self._files.copyToLocalFile(False, self._path(source), self._path(f"file://{spool}"), True)
         os.replace(spool, target)
 
     def _listed(self, folder: str) -> _Listing:
         """Names that Spark itself sees, with as few calls to the JVM as possible."""
-        with self._asking(folder):
+        with asking_hadoop(folder):
             found = self._files.listStatus(self._path(folder))
-            paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(found)
+            # S3A returns an array of a class of its own, for which py4j finds no method.
+            statuses = self._gateway.new_array(self._jvm.org.apache.hadoop.fs.FileStatus, count := len(found))
+            self._jvm.java.lang.System.arraycopy(found, 0, statuses, 0, count)
+            paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(statuses)
             text: str = self._jvm.org.apache.commons.lang3.ArrayUtils.toString(paths)
         names = [one.rpartition("/")[2] for one in text.strip("{}").split(",") if one]
         return _Listing(found, {name: index for index, name in enumerate(names) if not _is_hidden(name)})
 
     def _exists(self, place: str) -> bool:
-        with self._asking(place):
+        with asking_hadoop(place):
             return bool(self._files.exists(self._path(place)))
 
     def _note(self, mirror: Path) -> str:
@@ -227,18 +245,6 @@ class HadoopDirs:
 
     def _path(self, place: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(place)
-
-    @contextlib.contextmanager
-    def _asking(self, place: str) -> Iterator[None]:
-        try:
-            yield
-        except Py4JJavaError as error:
-            reason = str(error.java_exception).partition("\n")[0]
-            if reason.startswith("java.io.FileNotFoundException"):
-                raise FileNotFoundError(place) from error
-            raise NotDone("the file system of Spark's directories failed", path=place, why=reason) from error
-        except (Py4JError, ConnectionError, EOFError) as error:
-            raise NotDone("Spark's directories cannot be reached through the JVM", path=place, why=error) from error
 
 
 def _is_hidden(name: str) -> bool:

@@ -23,7 +23,13 @@ from cutline.spark.jvm.early import EarlyJvm
 from cutline.spark.jvm.gateway import launch_jvm
 from cutline.spark.versions import check_jvm, check_pyspark
 
-_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+#: Which class writes Spark's checkpoint files.
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+#: It forks fewer processes per file of a local file system than Spark's own choice. Elsewhere that choice is the right
+#: one: this class would keep a file that it is told to replace, because rename replaces none there.
+_LOCAL_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+#: It closes a file as if it were written although the object store has failed: the batch counts, its state is lost.
+_CARELESS_FILE_MANAGER = "AbortableStreamBasedCheckpointFileManager"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _HDFS_BACKED = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
@@ -51,7 +57,6 @@ _SESSION_DEFAULTS = {
     # Hadoop's local file system forks a process for every file it touches; vfork makes that cheap.
     "spark.driver.extraJavaOptions": "-Djdk.lang.Process.launchMechanism=VFORK",
     "spark.executor.extraJavaOptions": "-Djdk.lang.Process.launchMechanism=VFORK",
-    "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
 }
 
 #: If driver and executors are one process.
@@ -63,7 +68,6 @@ _LOCAL_DEFAULTS = {
 
 #: For each operator's query, unless the user's session sets the key.
 _QUERY_DEFAULTS = {
-    "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
     # Spark would wait for ever for a query that does not stop.
     "spark.sql.streaming.stopTimeout": "60s",
@@ -240,12 +244,29 @@ def set_log_level(session: SparkSession, logger: str, level: str) -> None:
     jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(logger, levels.toLevel(level))
 
 
-def query_session(session: SparkSession, *, state_backend: str, subtasks: int | None) -> SparkSession:
-    """A session for one operator: a copy of the user's (views, functions, settings) with its own query settings."""
+def check_file_manager(session: SparkSession, flow: str) -> None:
+    """Refuse a class of the user's choice that loses what it could not write."""
+    chosen = session.conf.get(_FILE_MANAGER, None) or ""
+    if chosen.rpartition(".")[2] == _CARELESS_FILE_MANAGER:
+        raise ConfigError(
+            f"{_FILE_MANAGER}: {_CARELESS_FILE_MANAGER} ignores failed writes, so state would be lost silently",
+            next_step=f"leave {_FILE_MANAGER} out: Spark's own choice reports them; see storage.md",
+            flow=flow,
+        )
+
+
+def query_session(
+    session: SparkSession, *, state_backend: str, subtasks: int | None, is_local_dir: bool
+) -> SparkSession:
+    """A session for one operator: a copy of the user's (views, functions, settings) with its own query settings.
+
+    ``is_local_dir``: its directory is on this machine's file system.
+    """
     copy = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
     _share_listeners(session, copy)
     set_by_user = set(session.conf.getAll)
-    for key, value in {**_QUERY_DEFAULTS, **_BACKENDS[state_backend]}.items():
+    manager = {_FILE_MANAGER: _LOCAL_FILE_MANAGER} if is_local_dir else {}
+    for key, value in {**_QUERY_DEFAULTS, **manager, **_BACKENDS[state_backend]}.items():
         if key not in set_by_user:
             copy.conf.set(key, value)
     if subtasks is not None:

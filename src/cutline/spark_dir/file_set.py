@@ -15,6 +15,7 @@ import msgspec
 from cutline.model.ids import NO_BATCH, BatchId, Subtask
 from cutline.ports.query_dir import FileSet
 from cutline.spark_dir.offsets import CommitLog, damaged, file_position, load_offsets
+from cutline.spark_dir.recorded_sources import NAME as RECORDED_SOURCES
 from cutline.spark_dir.state_files import StateClosure, walk_files
 from cutline.spark_dir.verify import verify_files
 
@@ -68,7 +69,12 @@ def _beginnings(root: str) -> list[str]:
             continue
         if not is_list_of_files:
             noted.append(name)
-    return ["metadata", *noted] if noted and os.path.exists(f"{root}/metadata") else noted
+    files = [*noted, *_recorded(root)] if noted else []
+    return ["metadata", *files] if files and os.path.exists(f"{root}/metadata") else files
+
+
+def _recorded(root: str) -> list[str]:
+    return [RECORDED_SOURCES] if os.path.exists(f"{root}/{RECORDED_SOURCES}") else []
 
 
 def last_batches(spark_checkpoint_dir: Path) -> tuple[BatchId, BatchId]:
@@ -90,7 +96,7 @@ def _query_files(root: str, batch: BatchId) -> list[str]:
     for name in files:
         if not os.path.exists(f"{root}/{name}"):
             raise damaged("a record of Spark is missing", f"{root}/{name}", batch)
-    return files
+    return [*files, *_recorded(root)]
 
 
 # ------------------------------------------------------------------------------------------------- sources

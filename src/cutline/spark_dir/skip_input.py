@@ -16,6 +16,7 @@ from cutline.ports.inspection import FileProblem
 from cutline.ports.source_guard import SourceGuard, SourceKind, Today
 from cutline.spark_dir.file_set import last_batches
 from cutline.spark_dir.offsets import load_offsets
+from cutline.spark_dir.recorded_sources import forget_recorded, load_recorded
 from cutline.spark_dir.source_check import newest_positions
 
 
@@ -38,10 +39,11 @@ def lost_ahead(
     ``sources``: what the operator reads now, if known.
     """
     problems: list[FileProblem] = []
-    newest = newest_positions(spark_checkpoint_dir)
+    newest, recorded = newest_positions(spark_checkpoint_dir), load_recorded(spark_checkpoint_dir)
     for source in _movable(guard, spark_checkpoint_dir):
         folder = spark_checkpoint_dir / "sources" / source.name
-        problems += source.kind.check(source.positions[0], folder, Today(newest.get(source.name), sources)).problems
+        today = Today(newest.get(source.name), sources, recorded)
+        problems += source.kind.check(source.positions[0], folder, today).problems
     return problems
 
 
@@ -52,21 +54,26 @@ def skip_lost(
 
     ``sources``: what the operator reads now, if known.
     """
-    newest = newest_positions(live_dir)
+    newest, recorded = newest_positions(live_dir), load_recorded(spark_checkpoint_dir)
     moves = [
-        (batch, before, after)
+        (batch, before, after, source)
         for source in _movable(guard, spark_checkpoint_dir)
         for batch, before, after in zip(
             source.batches,
             source.positions,
-            source.moved(source.positions, Today(newest.get(source.name), sources)),
+            source.moved(source.positions, Today(newest.get(source.name), sources, recorded)),
             strict=True,
         )
-        if before != after and batch != NO_BATCH
+        if before != after
     ]
     # The last batch first: after a kill, the position that decides about the move still demands it.
-    for batch, before, after in sorted(moves, key=lambda move: -move[0]):
-        _replace_position(spark_checkpoint_dir, batch, before, after)
+    for batch, before, after, source in sorted(moves, key=lambda move: -move[0]):
+        if batch != NO_BATCH:
+            _replace_position(spark_checkpoint_dir, batch, before, after)
+        elif source.kind.begin_at is not None:
+            source.kind.begin_at(spark_checkpoint_dir / "sources" / source.name, after)
+    # What the positions were positions in may be gone: the start records anew what they are in now.
+    forget_recorded(spark_checkpoint_dir)
 
 
 def _movable(guard: SourceGuard, spark_checkpoint_dir: Path) -> Iterator[_Movable]:
@@ -82,7 +89,8 @@ def _movable(guard: SourceGuard, spark_checkpoint_dir: Path) -> Iterator[_Movabl
         positions = [there for one in known if (there := one.get(name)) is not None]
         if committed == NO_BATCH:
             # Spark records no position before the first batch; the end of that batch tells where it began.
-            yield _Movable(name, kind, kind.moved, [NO_BATCH, *batches], [kind.beginning(position), *positions])
+            begun = kind.beginning(position, spark_checkpoint_dir / "sources" / name)
+            yield _Movable(name, kind, kind.moved, [NO_BATCH, *batches], [begun, *positions])
         else:
             yield _Movable(name, kind, kind.moved, batches, positions)
 

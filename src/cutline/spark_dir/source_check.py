@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cutline.errors import DamagedRecordError
-from cutline.model.plan import PlannedSource
+from cutline.model.plan import PlannedSource, RecordedSource
 from cutline.ports.inspection import FileProblem, SourceReport
 from cutline.ports.source_guard import SourceGuard, Today
 from cutline.spark_dir.file_set import last_batches
@@ -19,11 +19,12 @@ def check_sources(
     positions: Mapping[str, bytes | None],
     live_dir: Path | None,
     planned: Sequence[PlannedSource] = (),
+    recorded: Sequence[RecordedSource] = (),
 ) -> SourceReport:
     """``positions``: the offset of every source at the checkpoint; sources that only the live folder has came later.
 
     A source that had read nothing yet at the checkpoint reads again from where it has begun since.
-    ``planned``: what the operator reads now, if known.
+    ``planned``: what the operator reads now, if known. ``recorded``: beside the offsets of the checkpoint.
     """
     if live_dir is None:
         return SourceReport(notes=["its sources are not guarded: its live directory is unknown"])
@@ -39,7 +40,7 @@ def check_sources(
         if kind is None:
             notes.append(f"source {name} is not guarded: whether its input still exists is unknown")
             continue
-        report = kind.check(position, folder, Today(newest.get(name), planned))
+        report = kind.check(position, folder, Today(newest.get(name), planned, recorded))
         problems += report.problems
         notes += [f"source {name} ({kind.name}) {note}" for note in report.notes]
     if not names:
@@ -58,7 +59,7 @@ def newest_positions(live_dir: Path) -> dict[str, bytes | None]:
 
 def _beginning(guard: SourceGuard, newest: bytes | None, folder: Path) -> bytes | None:
     kind = None if newest is None else guard.kind_of(newest, folder)
-    return None if kind is None or kind.beginning is None or newest is None else kind.beginning(newest)
+    return None if kind is None or kind.beginning is None or newest is None else kind.beginning(newest, folder)
 
 
 def _folders(path: Path) -> list[str]:

@@ -33,7 +33,7 @@ def begin_as_before(guard: SourceGuard, spark_checkpoint_dir: Path, live_dir: Pa
     for name, position in positions.items():
         kind = guard.kind_of(position, live_dir / "sources" / name)
         if kind is not None and kind.beginning is not None and position is not None:
-            begun[name] = kind.beginning(position)
+            begun[name] = kind.beginning(position, live_dir / "sources" / name)
     if any(begun.values()):
         version, head, *_ = content.split(b"\n")
         head = msgspec.json.encode(msgspec.json.decode(head) | {"batchWatermarkMs": 0})

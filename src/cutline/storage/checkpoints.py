@@ -170,6 +170,8 @@ class LocalCheckpointStore:
 
     def _stored_epochs(self) -> list[Epoch]:
         """Epochs that have a folder."""
+        if self._is_reader and not self._layout.checkpoints.exists():
+            return []  # the flow has never run here
         names = os.listdir(self._layout.checkpoints)
         return [Epoch(int(name)) for name in names if name.isascii() and name.isdigit()]
 

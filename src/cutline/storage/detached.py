@@ -71,6 +71,27 @@ class DetachedLogs:
         """Whose channels hold what the epoch had in flight: the flow's, or those stored with the epoch."""
         return Layout(self._layout.detached, f"{epoch:012d}") if self.has(epoch) else self._layout
 
+    def why_not_whole(self, manifest: Manifest) -> str:
+        """What is missing of the rows in flight, for a person; empty: nothing. Looks for files, reads only a card."""
+        if not self.has(manifest.epoch):
+            paths = entry_paths(manifest, self._layout)
+            missing = next((path for path in paths if not path.exists()), None)
+            return (
+                ""
+                if missing is None
+                else f"entry {missing.stem.lstrip('0') or '0'} of {missing.parents[1].name} is gone"
+            )
+        try:
+            card, held = self._held(manifest.epoch)
+        except DamagedRecordError as error:
+            return str(error)
+        return "" if len(held) == card.files else f"{len(held)} of {card.files} files in flight are left"
+
+    def _held(self, epoch: Epoch) -> tuple[Card, list[Path]]:
+        folder = self._layout.detached_epoch(epoch)
+        card = records.load(_CARD_KIND, folder / _CARD, Card, flow=self._layout.flow)
+        return card, [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _CARD]
+
     # ------------------------------------------------------------------ detaching
 
     def store(self, manifest: Manifest) -> None:
@@ -130,8 +151,7 @@ class DetachedLogs:
         if not self.has(manifest.epoch):
             return
         folder = self._layout.detached_epoch(manifest.epoch)
-        card = records.load(_CARD_KIND, folder / _CARD, Card, flow=self._layout.flow)
-        held = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _CARD]
+        card, held = self._held(manifest.epoch)
         if len(held) != card.files:
             raise DamagedRecordError(
                 f"{len(held)} of {card.files} files in flight are left", path=folder, epoch=manifest.epoch

@@ -14,7 +14,7 @@ from cutline.ports.source_guard import SourceGuard
 from cutline.spark_dir.file_set import closure, verify_files
 from cutline.spark_dir.source_check import check_sources
 from cutline.storage.checkpoints import LocalCheckpointStore
-from cutline.storage.recorded_positions import recorded_positions
+from cutline.storage.recorded_positions import recorded_positions, recorded_sources
 
 
 class LocalInspector:
@@ -87,7 +87,7 @@ class LocalInspector:
         except CutlineError as error:
             return SourceReport(problems=[FileProblem(f"offsets/{record.batch}", str(error))])
         try:
-            return check_sources(self._guard, positions, live_dir)
+            return check_sources(self._guard, positions, live_dir, recorded=recorded_sources(record, self._layout))
         except StoreError as error:
             return SourceReport(
                 problems=[FileProblem(f"offsets/{record.batch}", f"whether its input is there: {error}")]

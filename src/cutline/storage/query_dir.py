@@ -23,9 +23,10 @@ from cutline.protocol.history.live_directory import mismatch
 from cutline.spark_dir import planned_batch, skip_input, start_position
 from cutline.spark_dir.file_set import closure, last_batches, verify_files
 from cutline.spark_dir.offsets import load_offsets
+from cutline.spark_dir.recorded_sources import load_recorded, store_recorded
 from cutline.spark_dir.relocate import relocate
 from cutline.spark_dir.source_check import check_sources
-from cutline.storage.recorded_positions import recorded_positions
+from cutline.storage.recorded_positions import recorded_positions, recorded_sources
 
 
 class LocalQueryDir:
@@ -121,6 +122,12 @@ class LocalQueryDir:
     def begin_as_before(self, spark_checkpoint_dir: Path, live_dir: Path) -> None:
         start_position.begin_as_before(self._guard, spark_checkpoint_dir, live_dir)
 
+    def record_sources(self, operator: OperatorId, spark_checkpoint_dir: Path) -> None:
+        former = load_recorded(spark_checkpoint_dir)
+        sources = self._guard.recorded(self._sources.get(operator, ()), former)
+        if sources != former:
+            store_recorded(spark_checkpoint_dir, sources)
+
     # ------------------------------------------------------------------ input that is gone
 
     def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[LostInput]:
@@ -129,7 +136,8 @@ class LocalQueryDir:
                 self._live_dirs.fetch(live_dir)
         # The operator may have been renamed since.
         planned = self._sources.get(record.operator) or self._planned(live_dir)
-        report = check_sources(self._guard, recorded_positions(record, self._layout), live_dir, planned)
+        positions, recorded = recorded_positions(record, self._layout), recorded_sources(record, self._layout)
+        report = check_sources(self._guard, positions, live_dir, planned, recorded)
         return [_lost(record.operator, problem) for problem in report.problems]
 
     def lost_ahead(self, operator: OperatorId, spark_checkpoint_dir: Path) -> list[LostInput]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping
 
 from cutline.errors import MissingObject
@@ -39,6 +38,8 @@ class RemoteCollector:
         self._early = early
         #: What each kept manifest needs, and what is noted on it: there may be hundreds, and requests cost.
         self._needed: dict[ObjectInfo, frozenset[str]] = {}
+        #: Each name once: checkpoints share most of them.
+        self._names: dict[str, str] = {}
         self._noted: dict[ObjectInfo, SinkProgress] = {}
 
     def collect(
@@ -110,12 +111,13 @@ class RemoteCollector:
             if needed is not None:
                 self._needed[info] = needed
                 reached.update(needed)
+        self._names = {name: name for needed in self._needed.values() for name in needed}
         return reached
 
     def _needed_by(self, epoch: Epoch) -> frozenset[str] | None:
         try:
             names = names_in(self._store, self._checkpoints.load_manifest(epoch), self._layout)
-            return frozenset(map(sys.intern, names))  # checkpoints share most of them
+            return frozenset(self._names.setdefault(name, name) for name in names)
         except MissingObject:
             if self._store.find(self._layout.name(self._layout.manifest(epoch))) is not None:
                 raise

@@ -25,6 +25,7 @@ log = get_logger(__name__)
 _LOOK_SECONDS = 0.05
 _ANSWER = ".answer.json"
 _STALE_SECONDS = 900.0
+_UNKNOWN_KIND = "this flow does not know requests of kind"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,13 +42,24 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def ask(folder: Path, kind: str, arguments: dict[str, Any], *, seconds: float, wait: Callable[[], None]) -> Any:
-    """Send a request and wait for the answer; ``wait`` is called between polls. Raises RequestFailedError."""
-    durable.make_dir(folder)
-    number = f"{time.time_ns():020d}-{secrets.token_hex(3)}"
-    path, answer_path = folder / f"{number}.json", folder / f"{number}{_ANSWER}"
-    durable.replace(path, msgspec.json.encode(Request(kind=kind, arguments=arguments)), sync=False)
+def ask(
+    folder: Path,
+    kind: str,
+    arguments: dict[str, Any],
+    *,
+    seconds: float,
+    wait: Callable[[], None],
+    on_taken: Callable[[], None] = lambda: None,
+) -> Any:
+    """Send a request and wait for the answer; ``wait`` is called between polls. Raises RequestFailedError.
+
+    ``on_taken``: called before an error passes if the flow has taken the request all the same, and performs it. If it
+    is not called, the request is withdrawn.
+    """
+    path = tell(folder, kind, arguments)
+    answer_path = _answer_of(path)
     deadline = time.monotonic() + seconds
+    is_answered = False
     try:
         while not answer_path.exists():
             if time.monotonic() > deadline:
@@ -58,12 +70,30 @@ def ask(folder: Path, kind: str, arguments: dict[str, Any], *, seconds: float, w
             wait()
             time.sleep(_LOOK_SECONDS)
         answer = decoder_of(Answer).decode(answer_path.read_bytes())
+        is_answered = True
     finally:
-        path.unlink(missing_ok=True)  # also after a timeout: the answer is no longer expected
+        try:
+            path.unlink()  # also after a timeout: the answer is no longer expected
+        except FileNotFoundError:
+            if not is_answered:
+                on_taken()
         answer_path.unlink(missing_ok=True)
     if answer.problem:
         raise RequestFailedError(answer.problem)
     return answer.result
+
+
+def tell(folder: Path, kind: str, arguments: dict[str, Any]) -> Path:
+    """Send a request and do not wait. Its answer, if one comes, is removed by a later start of the flow."""
+    durable.make_dir(folder)
+    path = folder / f"{time.time_ns():020d}-{secrets.token_hex(3)}.json"
+    durable.replace(path, msgspec.json.encode(Request(kind=kind, arguments=arguments)), sync=False)
+    return path
+
+
+def is_unknown_kind(error: RequestFailedError) -> bool:
+    """Whether the flow, of another version, does not know such requests."""
+    return error.what.startswith(_UNKNOWN_KIND)
 
 
 class RequestFolder:
@@ -89,13 +119,16 @@ class RequestFolder:
             except msgspec.MsgspecError as error:
                 self._answer(path, Answer(result={}, problem=f"not a request: {error}"))
                 continue
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink()  # of the shell that withdraws it and the flow that takes it, one succeeds
+            except FileNotFoundError:
+                continue
             self._answer(path, self._handle(request))
 
     def _handle(self, request: Request) -> Answer:
         handler = self._handlers.get(request.kind)
         if handler is None:
-            return Answer(result={}, problem=f"this flow does not know requests of kind {request.kind!r}")
+            return Answer(result={}, problem=f"{_UNKNOWN_KIND} {request.kind!r}")
         try:
             return Answer(result=handler(**request.arguments))
         except (CutlineError, TypeError) as error:
@@ -106,4 +139,8 @@ class RequestFolder:
 
     def _answer(self, path: Path, answer: Answer) -> None:
         path.unlink(missing_ok=True)
-        durable.replace(path.with_name(f"{path.stem}{_ANSWER}"), msgspec.json.encode(answer), sync=False)
+        durable.replace(_answer_of(path), msgspec.json.encode(answer), sync=False)
+
+
+def _answer_of(path: Path) -> Path:
+    return path.with_name(f"{path.stem}{_ANSWER}")

@@ -51,6 +51,7 @@ class Batches:
         self._progress_lock = threading.Lock()
         self.rows_total = 0
         self.batches_total = 0
+        self._has_made_rows = False
         self.last_batch_ms = 0.0
         #: The time of all batches together.
         self.busy_ms = 0.0
@@ -120,8 +121,9 @@ class Batches:
                 self._outbox.tell(ProgressMade(operator=self._spec.operator, is_source=not self._spec.inputs))
 
     def _report_progress(self, rows: int, batch: StreamingBatch) -> None:
-        # The first checkpoint of a new flow waits for the first batch of every operator with a sink.
-        is_first = self.batches_total == 1 and bool(self._spec.sinks)
+        # The first checkpoint of a new flow waits for the first rows of every operator with a sink.
+        is_first = bool(self._spec.sinks) and rows > 0 and not self._has_made_rows
+        self._has_made_rows |= rows > 0
         if not self._spec.reports_progress and not is_first:
             return
         watermark_ms = batch.watermark_ms()

@@ -55,6 +55,11 @@ class ImmediateSink:
         self._seen = NO_EPOCH
         self._store_seen: Callable[[Epoch], None] = lambda _: None
 
+    @property
+    def sink(self) -> Sink:
+        """The user's sink."""
+        return self._sink
+
     def open(self, context: SinkContext) -> None:
         self._sink.open(context)
         check_numbering(self._sink.highest(), self._node.publish, flow=self._flow, sink=self._node.sink)

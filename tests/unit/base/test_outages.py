@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import re
 
 import pytest
 
-from cutline.base.outages import Outage, Outages, outage_in, outage_of
+from cutline.base.outages import Outage, Outages, hadoop_reason, outage_in, outage_of
 from cutline.errors import DamagedRecordError, FencedError, MissingObject, NotDone, OutcomeUnknown, Refused
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "entries/7.json")
@@ -129,3 +130,64 @@ def test_the_longest_wait_comes_first_and_each_part_ends_its_own() -> None:
     outages.postponed("nothing that waits", 77)
     outages.ended("remote tier")
     assert [(one.part, one.next_try_ms) for one in outages.waiting()] == [("sink table", 77)]
+
+
+REFUSED_BY_S3 = (
+    "java.net.ConnectException: Writing Object on live/.0: software.amazon.awssdk.core.exception.SdkClientException: "
+    "Unable to execute HTTP request: Connect to 127.0.0.1:16513 [/127.0.0.1] failed: Connection refused (SDK Attempt "
+    "Count: 2):    software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP request: …"
+)
+#: As Hadoop 3.5 says it, and what a person is told.
+HADOOP_AWAY = {
+    "java.net.ConnectException: Call From vm/127.0.0.1 to localhost:23933 failed on connection exception: "
+    "java.net.ConnectException: Connection refused; For more details see:  http://wiki.apache.org/hadoop/"
+    "ConnectionRefused": "Call From vm/127.0.0.1 to localhost:23933 failed on connection exception: "
+    "java.net.ConnectException: Connection refused",
+    "java.net.SocketTimeoutException: Call From vm/127.0.0.1 to localhost:23933 failed on socket timeout exception: "
+    "java.net.SocketTimeoutException: 3000 millis timeout while waiting for channel to be ready for read": "",
+    "java.io.EOFException: End of File Exception between local host is: vm; destination host is: localhost:23933; : "
+    "java.io.EOFException": "",
+    "java.io.IOException: DestHost:destPort localhost:23933 , LocalHost:localPort vm/127.0.0.1:0. Failed on local "
+    "exception: java.io.IOException: Connection reset by peer": "",
+    "org.apache.hadoop.ipc.RemoteException(org.apache.hadoop.hdfs.server.namenode.SafeModeException): Cannot create "
+    "file/live/0. Name node is in safe mode.": "",
+    "org.apache.hadoop.ipc.RemoteException(java.io.IOException): File /live/0 could only be written to 0 of the 1 "
+    "minReplication nodes. There are 0 datanode(s) running and 0 node(s) are excluded in this operation.": "",
+    "org.apache.hadoop.hdfs.BlockMissingException: Could not obtain block: BP-1:blk_107_1 file=/live/0": "",
+    REFUSED_BY_S3: "Writing Object on live/.0: Unable to execute HTTP request: Connect to 127.0.0.1:16513 "
+    "[/127.0.0.1] failed: Connection refused",
+    "org.apache.hadoop.fs.s3a.AWSStatus500Exception: getFileStatus on s3a://bucket/live: software.amazon.awssdk."
+    "services.s3.model.S3Exception: Internal error (Service: S3, Status Code: 503, Request ID: 1)": "",
+}
+
+
+@pytest.mark.parametrize("before", ["", "Caused by: ", "Lost task 0.0 in stage 7.0 (TID 9) (10.0.0.7 executor 1): "])
+@pytest.mark.parametrize("text", HADOOP_AWAY)
+def test_a_hadoop_file_system_that_does_not_answer_is_an_outage(before: str, text: str) -> None:
+    outage = outage_in(f"[STREAM_FAILED] Query terminated\n{before}{text}\n\tat java.base/java.lang.Thread.run\n")
+    assert outage is not None
+    assert outage.resource == "a Hadoop file system"
+    assert outage.problem == (HADOOP_AWAY[text] or outage.problem)
+    assert outage.problem == hadoop_reason(text)
+    assert "\n" not in outage.problem
+    # A failed query begins with the message alone.
+    message = re.sub(r"^[\w.]+(?:\([\w.]+\))?: ", "", text)
+    assert outage_in(f"{message}\n=== Streaming Query ===\nIdentifier: shop.totals\n") == outage
+    assert outage_in(f"ValueError: row 7\n{message}\n") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # The user's own connections, and data that looks like it.
+        "java.net.ConnectException: Connection refused",
+        "ValueError: a page: software.amazon.awssdk.core.exception.SdkClientException: no answer",
+        "ValueError: row 7 says Call From vm to nn failed on connection exception: refused",
+        # The server has answered.
+        "org.apache.hadoop.security.AccessControlException: Permission denied: user=bob, access=WRITE",
+        "java.nio.file.AccessDeniedException: s3a://b/x: getFileStatus on s3a://b/x: software.amazon.awssdk.services."
+        "s3.model.S3Exception: Access Denied (Service: S3, Status Code: 403, Request ID: 1):AccessDenied",
+    ],
+)
+def test_other_errors_of_the_jvm_are_none(text: str) -> None:
+    assert outage_in(f"Caused by: {text}\n") is None

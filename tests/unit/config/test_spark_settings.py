@@ -94,9 +94,12 @@ def test_submitted_arguments_are_read_in_both_spellings() -> None:
     assert file == "p.conf"
 
 
-@pytest.mark.parametrize("item", ["spark.a", "=1", "checkpoint_interval=5s"])
-def test_a_setting_that_is_none_of_sparks_is_refused(item: str) -> None:
-    with pytest.raises(ConfigError, match="--conf"):
+@pytest.mark.parametrize(
+    ("item", "what"),
+    [("spark.a", "there is no value"), ("=1", "there is no key"), ("checkpoint_interval=5s", "not a setting of Spark")],
+)
+def test_a_setting_that_is_none_of_sparks_is_refused(item: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"--conf .*{what}"):
         flag_settings(None, [item])
 
 

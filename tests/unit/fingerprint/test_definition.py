@@ -15,10 +15,12 @@ import pytest
 from cutline.base import records
 from cutline.errors import DamagedRecordError
 from cutline.fingerprint import definition
-from cutline.fingerprint.definition import code_of
+from cutline.fingerprint.definition import code_of, place_of
 from cutline.flow import Flow
 from cutline.model.generation import FlowCode
 from cutline.model.ids import OperatorId
+from cutline.sinks import Parquet, Postgres
+from cutline.testing.twins.sink import MemorySink
 
 FILE = '''\
 """A flow."""
@@ -146,6 +148,79 @@ def test_a_changed_setting_of_a_sink_differs(tmp_path: Path, old: str, new: str)
     before, now = code_in(tmp_path), changed(tmp_path, old, new)
     assert now.sinks != before.sinks
     assert now.operators == before.operators
+
+
+OWN_SINK = """\
+import cutline
+from cutline.sinks import Parquet
+from cutline.testing.twins.sink import MemorySink
+
+class Base(MemorySink):
+    def encoded(self): return "one"
+
+class Mine(Base):
+    LIMIT = 1
+    def __init__(self, url_table="a", api_token="secret"):
+        super().__init__()
+        self.table_name, self._auth = url_table, "Bearer " + api_token
+    @property
+    def most(self): return 100
+    @staticmethod
+    def shifted(value): return value
+
+class Days(Parquet):
+    def __init__(self, folder, columns):
+        super().__init__(folder, partition_by=columns)
+
+flow = cutline.Flow("sales")
+@flow.operator()
+def orders(spark): ...
+flow.sink(orders, Mine("b"), name="mine")
+flow.sink(orders, Days("/data/out", ["day"]), name="days")
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differs"),
+    [
+        ('"one"', '"two"', ["mine"]),
+        ("LIMIT = 1", "LIMIT = 2", ["mine"]),
+        ("return 100", "return 101", ["mine"]),
+        ("return value", "return -value", ["mine"]),
+        ('Mine("b")', 'Mine("c")', ["mine"]),
+        ('api_token="secret"', 'api_token="other"', []),
+        ('["day"]', '["hour"]', ["days"]),
+        ("/data/out", "/elsewhere/out", []),
+    ],
+)
+def test_a_sink_of_the_users_own_counts_with_all_it_is_made_of(
+    tmp_path: Path, old: str, new: str, differs: list[str]
+) -> None:
+    before, now = code_in(tmp_path, OWN_SINK), code_in(tmp_path, OWN_SINK.replace(old, new))
+    assert [name for name, one in now.sinks.items() if before.sinks[name] != one] == differs
+
+
+def test_a_sink_that_has_run_is_the_same_code(tmp_path: Path) -> None:
+    """In a notebook a flow is started again with the same objects."""
+    (tmp_path / "sales.py").write_text(OWN_SINK.replace("/data/out", str(tmp_path / "out")))
+    flow = runpy.run_path(str(tmp_path / "sales.py"))["flow"]
+    before = code_of(flow.graph(), flow.functions, flow.sinks)
+    for name, sink in flow.sinks.items():
+        sink.__dict__ |= {"_schema_ipc": b"abc", "_opened_at": 12, "_rows": [name]}
+    assert code_of(flow.graph(), flow.functions, flow.sinks) == before
+
+
+def test_the_place_of_a_sink_is_told_without_its_secrets(tmp_path: Path) -> None:
+    one, same, table, other = (
+        Postgres("postgresql://u:a@host/db", "t"),
+        Postgres("postgresql://u:b@host/db", "t", rewindable=False),
+        Postgres("postgresql://u:a@host/db", "t2"),
+        Postgres("postgresql://u:a@elsewhere/db", "t"),
+    )
+    assert place_of(one) == place_of(same)
+    assert len({place_of(sink) for sink in (one, table, other)}) == 3
+    assert place_of(Parquet(tmp_path / "a")) != place_of(Parquet(tmp_path / "b"))
+    assert place_of(MemorySink()) == ""
 
 
 @pytest.mark.parametrize("package", ["pyspark", "cutline"])

@@ -107,6 +107,29 @@ def import_anew() -> object:
     return importlib.import_module("unused_rules")
 
 
+def test_a_package_counts_whose_module_is_imported(folder: Path) -> None:
+    """``import fees.rates`` runs the package, and makes its names usable."""
+    inside = "x = fees.fee(x)"
+    before = hashed(folder, more="import fees.rates", inside=inside)
+    only = ImportedModules().describe(["fees.rates"])
+    write(folder, "fees/__init__.py", "def fee(x):\n    return -x\n")
+    assert hashed(folder, more="import fees.rates", inside=inside) != before
+    assert set(only) == {"fees.rates"}
+
+
+@pytest.mark.parametrize("name", ["code", "fees.queue"])
+def test_an_own_module_with_the_name_of_one_of_python_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delitem(sys.modules, name.partition(".")[0], raising=False)
+    (folder / "fees/queue.py").write_text("LIMIT = 1\n")
+    write(folder, "code.py", "LIMIT = 1\n")
+    importlib.import_module("fees")
+    before = ImportedModules().describe([name])
+    assert "LIMIT = 1" in before[name]
+    assert ImportedModules().describe(["json", "os.path", "sys"]) == {}
+
+
 def test_libraries_count_by_their_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = hashed(folder)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")

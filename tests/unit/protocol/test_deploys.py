@@ -124,32 +124,46 @@ def test_only_automatic_savepoints_are_surplus_and_the_oldest_first() -> None:
     assert surplus([saved("renamed", 1), *automatic], keep=9) == []
 
 
-def test_before_last_deploy_is_the_newest_of_other_code() -> None:
-    states = [
-        saved("auto-old", 1, "a"),
-        saved("auto-good", 2, "a"),
-        saved("auto-same", 3, "b"),
-        saved("auto-undone", 4, "c", before="restore"),
-        saved("own", 5, "a", before=""),
-    ]
-    assert before_last_deploy(states, hash_of("b")) == "auto-good"
-    assert before_last_deploy(states, NO_CODE) == "auto-same"
-    assert before_last_deploy(states[:2], hash_of("a")) is None
-    assert (left_by(states, hash_of("a")), left_by(states, hash_of("c"))) == ("auto-good", None)
+def test_the_oldest_are_told_by_their_epoch_not_by_clocks() -> None:
+    """The clock of a host was an hour fast for a day."""
+    states = [saved("auto-fast", 9_000, epoch=1), saved("auto-b", 20, epoch=2), saved("auto-c", 30, epoch=3)]
+    assert surplus(states, keep=2) == ["auto-fast"]
 
 
-def test_code_that_a_restore_brought_back_was_not_deployed() -> None:
-    states = [saved("auto-first", 1, "a", epoch=4), saved("auto-good", 2, "b", epoch=7)]
-    back = msgspec.structs.replace(ran(4, code("b")), restored_epoch=Epoch(7))
-    history = [ran(1, code("a")), ran(2, code("b")), ran(3, code("c"))]
-    assert returned_to(states, history) is None
-    assert (
-        returned_to(states, [*history, back]) == returned_to(states, [*history, back, ran(5, code("b"))]) == "auto-good"
-    )
-    assert returned_to(states, [*history, back, ran(5, code("d"))]) is None, "this one was deployed"
-    assert returned_to(states, [*history, msgspec.structs.replace(back, restored_epoch=Epoch(5))]) is None
-    assert returned_to([saved("own", 3, "b", "", epoch=7)], [*history, back]) is None
-    assert returned_to(states, []) is None
+def begun(number: int, letter: str, saved: str = "", restored: str = "") -> GenerationRecord:
+    return msgspec.structs.replace(ran(number, code(letter)), saved=saved, restored_savepoint=restored)
+
+
+def test_before_last_deploy_is_what_the_newest_change_of_code_continued_from() -> None:
+    history = [begun(1, "a"), begun(2, "b", "auto-1"), begun(3, "b"), begun(4, "c", "auto-2"), begun(5, "c")]
+    assert before_last_deploy(history) == "auto-2"
+    assert before_last_deploy(history[:3]) == "auto-1"
+    assert before_last_deploy(history[:1]) == before_last_deploy([]) == "", "no code was changed"
+    back = [*history, begun(6, "b", "auto-2")]
+    assert before_last_deploy(back) == "auto-2", "the code was changed back: its own work is not jumped over"
+    assert before_last_deploy([*back, begun(7, "d")]) == "", "no savepoint was taken: an earlier one is not meant"
+    assert before_last_deploy([ran(1, None), begun(2, "a", "auto-1")]) == "auto-1"
+
+
+def test_a_change_of_code_that_undid_another_is_not_undone_again() -> None:
+    history = [begun(1, "a"), begun(2, "b", "auto-1"), begun(3, "c", "auto-2")]
+    assert returned_to(history) == returned_to([]) == ""
+    for one in (begun(4, "b", "", "auto-2"), begun(4, "d", "auto-2", "auto-2")):
+        assert returned_to([*history, one]) == "auto-2", "by the former code, or by corrected code"
+        again = msgspec.structs.replace(one, generation=Generation(5), saved="", restored_savepoint="")
+        assert returned_to([*history, one, again]) == "auto-2", "however often it is started"
+        assert returned_to([*history, one, begun(5, "e", "auto-3")]) == "", "this one was deployed"
+    assert returned_to([*history, begun(4, "d", "auto-4", "release")]) == "", "deployed with a savepoint of a person"
+    assert returned_to([*history, begun(4, "b", "", "auto-1")]) == "auto-1", "it has returned to what it left"
+
+
+def test_what_a_code_left_is_what_the_next_one_continued_from() -> None:
+    states = [saved("auto-1", 1, "a"), saved("auto-2", 2, "b"), saved("auto-3", 3, "a")]
+    history = [begun(1, "a"), begun(2, "b", "auto-1"), begun(3, "a", "auto-2"), begun(4, "b", "auto-3")]
+    assert left_by(states, history, hash_of("a")) == "auto-3"
+    assert left_by(states, history, hash_of("b")) == "auto-2"
+    assert left_by(states, history, hash_of("c")) is None
+    assert left_by(states[:2], history, hash_of("a")) == "auto-1", "the newer one was removed"
 
 
 def test_the_newest_code_is_that_of_the_newest_generation() -> None:

@@ -12,7 +12,8 @@ from cutline.errors import ConfigError
 from cutline.model.ids import FlowName
 from cutline.model.layout import Layout
 from cutline.model.restore_request import RestoreRequest
-from cutline.runtime.launch import current_request, store_request
+from cutline.runtime.launch import current_request
+from cutline.storage.restore_requests import store_request
 
 FLOW = FlowName("counting")
 
@@ -29,8 +30,16 @@ def test_a_stored_request_is_for_the_next_start_that_is_given_none(layout: Layou
     stored = RestoreRequest(to="before-upgrade", rename={"totals": "sums"}, allow_dropped=True)
     store_request(layout, stored)
     assert current_request(layout, None, None, allow_dropped=False, flow=FLOW) == stored
+    same = current_request(layout, stored.to, stored.rename, allow_dropped=True, flow=FLOW)
+    assert same == stored
+
+
+def test_a_start_with_a_request_of_its_own_leaves_that_of_another_person_alone(layout: Layout) -> None:
     given = current_request(layout, 7, {"a": "b"}, allow_dropped=False, flow=FLOW)
     assert given == RestoreRequest(to="7", rename={"a": "b"})
+    store_request(layout, RestoreRequest(to="before-upgrade"))
+    with pytest.raises(ConfigError, match=r"two restores are requested: .* 7, and one of before-upgrade waits"):
+        current_request(layout, 7, {"a": "b"}, allow_dropped=False, flow=FLOW)
 
 
 def test_the_record_keeps_its_place_kind_and_fields(layout: Layout) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from cutline.cli.flows_here import flow_here
 from cutline.cli.options import Config, FlowName, Json, Storage
-from cutline.cli.words import counted, local, local_short, number, size, span, utc
+from cutline.cli.words import counted, local, local_short, number, requested, size, span, utc
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +23,8 @@ _WIDE = 120
 #: With --wide, lines may be longer than the terminal.
 _ROOMY = 180
 _CODE_SHOWN = 8
+_CODE_SHOWN_NARROW = 6
+_RANGES_SHOWN = 8
 
 
 def checkpoints(
@@ -63,7 +65,8 @@ class _Column:
     is_wide: bool = False
 
 
-def _columns(now_ms: int) -> tuple[_Column, ...]:
+def _columns(now_ms: int, *, is_wide: bool) -> tuple[_Column, ...]:
+    digits = _CODE_SHOWN if is_wide else _CODE_SHOWN_NARROW
     return (
         _Column(name="epoch", text=lambda one: str(one.epoch), is_right=True),
         _Column(name="UTC", text=lambda one: utc(one.completed_ms)[5:], is_wide=True),
@@ -73,8 +76,8 @@ def _columns(now_ms: int) -> tuple[_Column, ...]:
         _Column(name="new", text=lambda one: size(one.new_bytes), is_right=True),
         _Column(name="in flight", text=_in_flight, is_right=True, is_wide=True),
         _Column(name="rows", text=lambda one: number(one.published_rows), is_right=True),
-        _Column(name="code", text=lambda one: one.code[:_CODE_SHOWN], is_wide=True),
-        _Column(name="pinned", text=lambda one: "pinned" if one.is_pinned else ""),
+        _Column(name="code", text=lambda one: one.code[:digits]),
+        _Column(name="pinned", text=lambda one: "pinned" if one.is_pinned else "", is_wide=True),
         _Column(name="restorable\nuntil", text=lambda one: _until(one, now_ms)),
         _Column(name="limited by", text=lambda one: _limits(one, now_ms), is_wide=True),
     )
@@ -95,7 +98,7 @@ def _until(one: PastEpoch, now_ms: int) -> str:
     if one.why_not:
         return "no"
     if one.until_ms is None:
-        return "–" if one.is_pinned else "it is replaced"
+        return "pinned" if one.is_pinned else "it is replaced"
     if one.until_ms <= now_ms:
         return "any moment"
     return local_short(one.until_ms, now_ms)
@@ -108,10 +111,14 @@ def _print(console: Console, past: Past, *, is_wide: bool) -> None:
     from cutline.base.clock import now_ms
 
     if not past.epochs:
-        console.print(Text(f"flow {past.flow} has no complete checkpoint yet"))
+        console.print(
+            Text(f"flow {past.flow} has no complete checkpoint {'that can be read' if past.damaged else 'yet'}")
+        )
+        for note in past.notes:
+            console.print(Text(f"note: {note}"), soft_wrap=True)
         return
     at_ms = now_ms()
-    columns = [one for one in _columns(at_ms) if is_wide or not one.is_wide]
+    columns = [one for one in _columns(at_ms, is_wide=is_wide) if is_wide or not one.is_wide]
     table = Table(box=None, pad_edge=False, padding=(0, 1 if is_wide else 2), collapse_padding=True, header_style="dim")
     for column in columns:
         folds = column.name == "limited by"
@@ -125,6 +132,8 @@ def _print(console: Console, past: Past, *, is_wide: bool) -> None:
     zone = local(newest.completed_ms).rpartition(" ")[2]
     summary = f"{counted(len(past.epochs), 'checkpoint')} of flow {past.flow}, newest first; local time is {zone}"
     lines = [summary, *_refusals(past.epochs)]
+    if past.restore_requested:
+        lines.append(requested(past.flow, past.restore_requested))
     if not past.is_running:
         lines.append("the flow is stopped: nothing is released until it runs; the times hold if it starts now")
     for text in (*lines, *(f"note: {note}" for note in past.notes)):
@@ -144,4 +153,13 @@ def _refusals(epochs: Iterable[PastEpoch]) -> list[str]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    """Ascending numbers, those that follow one another as a range."""
+    runs: list[list[int]] = []
+    for one in numbers:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    few = shown if len(shown) <= _RANGES_SHOWN else [*shown[: _RANGES_SHOWN - 1], f"… {numbers[-1]}"]
+    return f"{', '.join(few)} ({len(numbers)} in all)" if few is not shown else ", ".join(few)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 
-from cutline.errors import ConfigError
+from cutline.cli.failures import UsageError
 
 EXAMPLES = '02:00, "yesterday 14:00", "10m ago", 2026-11-16T02:00, 2026-11-16T02:00Z'
 
@@ -26,14 +26,14 @@ _DAY = datetime.timedelta(days=1)
 
 
 def parse_moment(text: str, *, now: datetime.datetime, zone: datetime.tzinfo | None = None) -> datetime.datetime:
-    """The moment, in UTC. ``zone``: the local one; None: the machine's. Raises ConfigError."""
+    """The moment, in UTC. ``zone``: the local one; None: the machine's. Raises UsageError."""
     words = text.strip()
     try:
         moment = _moment(words, now, zone)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"--at: {text!r} is not a time", next_step=f"write {EXAMPLES}") from error
+        raise UsageError(f"--at: {text!r} is not a time", next_step=f"write {EXAMPLES}") from error
     if moment > now:
-        raise ConfigError(
+        raise UsageError(
             f"--at: {shown_moment(moment, zone)} is in the future; it is {shown_moment(now, zone)}",
             next_step="name a moment in the past",
         )
@@ -85,14 +85,14 @@ def _of_local(naive: datetime.datetime, now: datetime.datetime, zone: datetime.t
     """The moment at which clocks here showed this time."""
     moments = _readings(naive, zone)
     if not moments:
-        raise ConfigError(
+        raise UsageError(
             f"--at: {naive:%Y-%m-%d %H:%M:%S} did not exist here: clocks were put forward over it",
             next_step="name another time, or write it with its zone: 2026-11-16T02:00Z",
         )
     past = [one for one in moments if one <= now]
     if len(past) > 1:
         offsets = " or ".join(one.astimezone(zone).isoformat() for one in past)
-        raise ConfigError(
+        raise UsageError(
             f"--at: {naive:%Y-%m-%d %H:%M:%S} was twice here, because clocks were put back",
             next_step=f"write {offsets}",
         )

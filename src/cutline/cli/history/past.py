@@ -13,7 +13,7 @@ from cutline.base import records
 from cutline.base.clock import now_ms
 from cutline.base.redaction import without_secrets
 from cutline.cli.flows_here import FlowHere
-from cutline.cli.places import is_running, kept_checkpoints
+from cutline.cli.places import damage_note, is_running, kept_checkpoints
 from cutline.cli.words import counted, iso, span
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.factory import retention_policy
@@ -21,15 +21,20 @@ from cutline.errors import CutlineError, StoreError
 from cutline.model.checkpoint import Manifest, OperatorRecord
 from cutline.model.ids import NO_EPOCH, Epoch, OperatorId, SinkId
 from cutline.model.status import RESTORE_LIMITS, RestoreLimits, RewindWindow
-from cutline.ports.inspection import CoordinatorRecords
+from cutline.ports.inspection import CoordinatorRecords, Expiry
+from cutline.ports.source_guard import Today
 from cutline.protocol.history.known_checkpoints import complete_epoch
 from cutline.protocol.recovery.facts import SinkFacts
 from cutline.protocol.recovery.restorable import Release, released_at
 from cutline.protocol.recovery.sink_rules import why_not_restored
-from cutline.spark_dir.source_check import check_sources
+from cutline.spark_dir.recorded_sources import load_recorded
+from cutline.spark_dir.source_check import check_sources, newest_positions
+from cutline.storage.checkpoints import LocalCheckpointStore
+from cutline.storage.detached import DetachedLogs
 from cutline.storage.local import LocalStore
 from cutline.storage.metadata.inspector import inspect_coordinator
-from cutline.storage.recorded_positions import recorded_positions
+from cutline.storage.recorded_positions import recorded_positions, recorded_sources
+from cutline.storage.restore_requests import waiting_request
 from cutline.transport.request_files import ask
 
 if TYPE_CHECKING:
@@ -75,8 +80,12 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     flow: str
     is_running: bool
     epochs: list[PastEpoch]
+    #: Checkpoints whose manifest cannot be read; ``cutline verify`` says why.
+    damaged: list[Epoch]
     #: What could not be found out.
     notes: list[str]
+    #: The epoch or savepoint that the next start restores, because a person has requested it; empty: none.
+    restore_requested: str = ""
 
 
 def past_of(here: FlowHere, *, asks: bool) -> Past:
@@ -85,30 +94,31 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
     store, known = LocalStore.reading(here.layout), inspect_coordinator(here.layout.metadata)
     if known.problem:
         notes.append(known.problem)
-    manifests = kept_checkpoints(store)
+    unreadable = list[Epoch]()
+    manifests = kept_checkpoints(store, unreadable)
+    if unreadable:
+        notes.append(damage_note(here.flow, unreadable))
     options, windows = here.options, list[RewindWindow]()
     if asks and is_up:
         options, windows = _limits(here, notes)
-    elif asks and manifests:
-        windows = last_limits(here, known.published, notes)
+    elif not is_up and manifests:
+        options = _last_options(here, store, notes)
+        windows = last_limits(here, known.published, notes) if asks else []
     keeping = sorted(one.sink for one in windows if one.on_rollback == "keep")
     notes += [
         f"a restore does not rewind sink {sink}: rows after the checkpoint are published again" for sink in keeping
     ]
     released = _released(options, manifests, known, at_ms)
-    refusals = dict[Epoch, list[str]]()
-    if asks:
-        for epoch, why in _lost_input(here, store, manifests, notes):
-            refusals.setdefault(epoch, []).append(why)
-    for one in manifests:
-        refusals.setdefault(one.epoch, []).extend(_refused_by_sinks(windows, one))
+    lost_input = list(_lost_input(here, store, manifests, notes)) if asks else []
+    refusals = _refusals(here, manifests, lost_input, windows, options, notes)
+    expiries = _expiries(here, store, manifests) if asks else {}
     epochs, before = [], frozenset[str]()
     for one in manifests:
-        figures, before = _figures(store, one, known, before)
+        figures, before = _figures(store.checkpoints, one, known, before)
         if not figures.is_whole:
             notes.append(f"records of epoch {one.epoch} cannot be read: see cutline verify {here.flow} {one.epoch}")
-        release = released.get(one.epoch)
-        until_ms = release.at_ms if release is not None else None
+        release, expiry = released.get(one.epoch), expiries.get(one.epoch, Expiry(None))
+        until_ms, limit = until(release, expiry, _limited_by(one, options, known, release))
         epochs.append(
             PastEpoch(
                 epoch=one.epoch,
@@ -126,10 +136,54 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
                 why_not=refusals[one.epoch],
                 restorable_until=iso(until_ms) if until_ms is not None else None,
                 until_ms=until_ms,
-                limited_by=_limited_by(one, options, known, release),
+                limited_by=limit,
             )
         )
-    return Past(flow=here.flow, is_running=is_up, epochs=epochs, notes=list(dict.fromkeys(notes)))
+    waiting = waiting_request(here.layout)
+    return Past(
+        flow=here.flow,
+        is_running=is_up,
+        epochs=epochs,
+        damaged=unreadable,
+        notes=list(dict.fromkeys(notes)),
+        restore_requested=waiting.to if waiting is not None else "",
+    )
+
+
+def _refusals(
+    here: FlowHere,
+    manifests: Sequence[Manifest],
+    lost_input: Sequence[tuple[Epoch, str]],
+    windows: Sequence[RewindWindow],
+    options: Options,
+    notes: list[str],
+) -> dict[Epoch, list[str]]:
+    """Per epoch: why a restore would be refused now."""
+    return {
+        one.epoch: [
+            *(why for epoch, why in lost_input if epoch == one.epoch),
+            *_refused_by_sinks(windows, one),
+            *_refused_by_logs(here, one, options, notes),
+        ]
+        for one in manifests
+    }
+
+
+def _refused_by_logs(here: FlowHere, manifest: Manifest, options: Options, notes: list[str]) -> list[str]:
+    """Why the rows that were in flight cannot be put back. What is missing here may be in the remote tier."""
+    missing = DetachedLogs(here.layout).why_not_whole(manifest)
+    if missing and options.remote:
+        notes.append(f"epoch {manifest.epoch} can be restored only if the remote tier has it: {missing}")
+        return []
+    return [f"its rows in flight are not in the logs any more: {missing}"] if missing else []
+
+
+def until(release: Release | None, expiry: Expiry, limited_by: str) -> tuple[int | None, str]:
+    """When retention releases an epoch or its sources drop its input, whichever comes first, and what that is."""
+    released_ms = None if release is None else release.at_ms
+    if expiry.at_ms is None or (released_ms is not None and released_ms <= expiry.at_ms):
+        return released_ms, limited_by
+    return expiry.at_ms, f"source retention ({expiry.limit})"
 
 
 def _limited_by(manifest: Manifest, options: Options, known: CoordinatorRecords, release: Release | None) -> str:
@@ -150,6 +204,11 @@ def rung_name(every_ms: int) -> str:
     return f"one per {names[every_ms]}" if every_ms in names else f"one in {span(every_ms)}"
 
 
+def size_of(checkpoints: LocalCheckpointStore, manifest: Manifest) -> int:
+    """All that a restore reads, as far as the records of the operators can be read."""
+    return _figures(checkpoints, manifest, CoordinatorRecords(), frozenset())[0].size_bytes
+
+
 class _Figures(NamedTuple):
     size_bytes: int
     new_bytes: int
@@ -162,14 +221,14 @@ class _Figures(NamedTuple):
 
 
 def _figures(
-    store: LocalStore, manifest: Manifest, known: CoordinatorRecords, before: frozenset[str]
+    checkpoints: LocalCheckpointStore, manifest: Manifest, known: CoordinatorRecords, before: frozenset[str]
 ) -> tuple[_Figures, frozenset[str]]:
     """Sizes and rows, and the content of the checkpoint, by hash. ``before``: of the checkpoint before it."""
     flights = [one for cut in manifest.channels.values() for one in cut.in_flight.values()]
     own_bytes = sum(one.size_bytes or 0 for one in flights)
     files, rows, published, is_whole = dict[str, int](), dict[str, int](), 0, True
     for operator, cut in manifest.operators.items():
-        record = _record(store, manifest, operator)
+        record = _record(checkpoints, manifest, operator)
         if record is None:
             is_whole = False
             continue
@@ -191,10 +250,10 @@ def _figures(
     return figures, frozenset(files)
 
 
-def _record(store: LocalStore, manifest: Manifest, operator: OperatorId) -> OperatorRecord | None:
+def _record(checkpoints: LocalCheckpointStore, manifest: Manifest, operator: OperatorId) -> OperatorRecord | None:
     """None: it is damaged, or has just been released; ``cutline verify`` tells which."""
     try:
-        return store.checkpoints.load_record(manifest, operator)
+        return checkpoints.load_record(manifest, operator)
     except (CutlineError, OSError):
         return None
 
@@ -232,13 +291,29 @@ def _limits(here: FlowHere, notes: list[str]) -> tuple[Options, list[RewindWindo
     try:
         answer = ask(here.layout.requests, "restore_limits", {}, seconds=_ANSWER_SECONDS, wait=check_running)
         limits = msgspec.convert(answer, RestoreLimits)
-        known = {key: value for key, value in limits.options.items() if key in here.options.__struct_fields__}
-        options = msgspec.structs.replace(here.options, **known)
+        options = _with_recorded(here.options, limits)
     except (CutlineError, OSError, msgspec.MsgspecError) as error:
         notes.append(f"the running flow could not be asked how far its sinks can be rewound: {error}")
         return here.options, []
     notes += [f"sink {one.sink} could not be asked: {one.problem}" for one in limits.sinks if one.problem]
     return options, limits.sinks
+
+
+def _with_recorded(options: Options, limits: RestoreLimits) -> Options:
+    """The options, with those that the flow ran with."""
+    known = {key: value for key, value in limits.options.items() if key in options.__struct_fields__}
+    return msgspec.structs.replace(options, **known)
+
+
+def _last_options(here: FlowHere, store: LocalStore, notes: list[str]) -> Options:
+    """Those that a stopped flow ran with last: a shell need not have the options that its service has."""
+    began_ms = max((one.started_ms for one in store.generations.load_all()), default=0)
+    with contextlib.suppress(CutlineError, OSError):
+        limits = records.load(RESTORE_LIMITS, here.layout.restore_limits, RestoreLimits, flow=here.flow)
+        if limits.at_ms >= began_ms:
+            return _with_recorded(here.options, limits)
+    notes.append("with which options the flow ran last is not known: the times are by the options of this command")
+    return here.options
 
 
 def last_limits(here: FlowHere, published: Mapping[SinkId, Epoch], notes: list[str]) -> list[RewindWindow]:
@@ -289,10 +364,11 @@ def _lost_input(
         live = here.layout.spark_checkpoint_dir(operator, newest.spark_dirs[operator])
 
         def problem(manifest: Manifest, operator: OperatorId = operator, live: Path = live) -> str:
-            record = _record(store, manifest, operator)
+            record = _record(store.checkpoints, manifest, operator)
             if record is None:
                 return ""
-            report = check_sources(guard, recorded_positions(record, here.layout), live)
+            positions, recorded = recorded_positions(record, here.layout), recorded_sources(record, here.layout)
+            report = check_sources(guard, positions, live, recorded=recorded)
             notes.extend(f"{operator}: {note}" for note in report.notes)
             return _told(operator, [f"{one.path}: {one.problem}" for one in report.problems])
 
@@ -300,6 +376,39 @@ def _lost_input(
             yield from _up_to_last_problem(own, problem)
         except (CutlineError, OSError) as error:
             notes.append(f"whether {operator} can read its input again is not known: {without_secrets(str(error))}")
+
+
+def _expiries(here: FlowHere, store: LocalStore, manifests: Sequence[Manifest]) -> dict[Epoch, Expiry]:
+    """Until when sources keep what each epoch needs, as far as they tell; whether it is there is checked apart."""
+    generations, guard = store.generations.load_all(), ReplayGuard()
+    found: dict[Epoch, Expiry] = {}
+    for operator, inputs in generations[-1].inputs.items() if generations else ():
+        known = [
+            (one.epoch, _record(store.checkpoints, one, operator)) for one in manifests if operator in one.operators
+        ]
+        if inputs or not known:
+            continue
+        live = here.layout.spark_checkpoint_dir(operator, generations[-1].spark_dirs[operator])
+        with contextlib.suppress(CutlineError, OSError):  # asked again, and told, when its input is checked
+            for epoch, expiry in _operator_expiries(here, guard, live, known):
+                before = found.get(epoch, Expiry(None))
+                if before.at_ms is None or (expiry.at_ms is not None and expiry.at_ms < before.at_ms):
+                    found[epoch] = expiry
+    return found
+
+
+def _operator_expiries(
+    here: FlowHere, guard: ReplayGuard, live: Path, known: Sequence[tuple[Epoch, OperatorRecord | None]]
+) -> Iterator[tuple[Epoch, Expiry]]:
+    stored = [(epoch, recorded_positions(one, here.layout)) for epoch, one in known if one is not None]
+    for name, newest in newest_positions(live).items():
+        kind = None if newest is None else guard.kind_of(newest, live / "sources" / name)
+        if newest is None or kind is None or kind.progress is None:
+            continue
+        own = [(epoch, position) for epoch, positions in stored if (position := positions.get(name)) is not None]
+        progress = kind.progress(newest, [one for _, one in own], Today(newest, recorded=load_recorded(live)))
+        if progress is not None:
+            yield from zip([epoch for epoch, _ in own], progress.expiries, strict=False)
 
 
 def _told(operator: OperatorId, problems: Sequence[str]) -> str:

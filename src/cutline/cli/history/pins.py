@@ -7,16 +7,11 @@ from pathlib import Path
 
 import typer
 
-from cutline.cli.asking import ask_running
+from cutline.cli.failures import UsageError
 from cutline.cli.flows_here import FlowHere, flow_here
 from cutline.cli.options import Config, EpochNumber, FlowName, Json, Storage
-from cutline.cli.places import epoch_number, is_running, kept_checkpoints
 from cutline.errors import ConfigError, UnknownEpochError
 from cutline.model.ids import Epoch
-from cutline.runtime.lock import FlowLock
-from cutline.storage.local import LocalStore
-from cutline.storage.metadata.inspector import inspect_coordinator
-from cutline.storage.metadata.sqlite import change_pin
 
 
 def pin(
@@ -50,9 +45,13 @@ def unpin(
 def _change(
     flow: str | None, storage: str | None, config: Path | None, text: str, *, is_pinned: bool, as_json: bool
 ) -> None:
-    here, epoch = flow_here(flow, storage, config), epoch_number(text)
+    from cutline.cli.asking import ask_running
+    from cutline.cli.places import epoch_number, is_running
+
+    epoch = epoch_number(text)
     if epoch is None:
-        raise ConfigError(f"{text!r} is not the number of a checkpoint", next_step="see cutline checkpoints")
+        raise UsageError(f"{text!r} is not the number of a checkpoint", next_step="see cutline checkpoints")
+    here = flow_here(flow, storage, config)
     if is_running(here.layout):
         verb = "pinning" if is_pinned else "unpinning"
         ask_running(here.layout, "pin", {"epoch": epoch, "is_pinned": is_pinned}, f"{verb} epoch {epoch}")
@@ -65,12 +64,18 @@ def _change(
 
 
 def _change_stopped(here: FlowHere, epoch: Epoch, *, is_pinned: bool) -> None:
+    from cutline.cli.places import kept_checkpoints
+    from cutline.runtime.lock import FlowLock
+    from cutline.storage.local import LocalStore
+    from cutline.storage.metadata.inspector import inspect_coordinator
+    from cutline.storage.metadata.sqlite import change_pin
+
     lock = FlowLock(here.layout.lock, here.flow)
     lock.acquire(is_noted=False)  # the flow is not started meanwhile
     try:
         known = inspect_coordinator(here.layout.metadata)
         if known.problem:
-            raise ConfigError(known.problem, next_step="start the flow, then try again", flow=here.flow)
+            raise ConfigError(known.problem, next_step=f"see cutline verify {here.flow}", flow=here.flow)
         kept = [one.epoch for one in kept_checkpoints(LocalStore.reading(here.layout))]
         if is_pinned and epoch not in kept:
             shown = ", ".join(map(str, kept)) or "none"

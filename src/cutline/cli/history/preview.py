@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,18 +15,20 @@ from cutline.base import records
 from cutline.base.clock import now_ms
 from cutline.base.redaction import without_secrets
 from cutline.cli.flows_here import FlowHere
-from cutline.cli.history.past import last_limits
+from cutline.cli.history.past import last_limits, size_of
 from cutline.cli.history.report import EstimateReport, RestoreReport, SinkReport, SourceReport
 from cutline.cli.places import is_running
-from cutline.cli.running.status import load_status
+from cutline.cli.running.status import status_if_readable
 from cutline.cli.words import iso
+from cutline.config.options import Options
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import CutlineError, MissingObject, StoreError
+from cutline.fingerprint.definition import place_of
 from cutline.flow import Flow
 from cutline.model.checkpoint import Manifest, OperatorRecord, SnapshotFile
 from cutline.model.generation import GenerationRecord
 from cutline.model.graph import FlowGraph, OperatorNode, SinkNode
-from cutline.model.ids import Epoch, OperatorId, SinkId
+from cutline.model.ids import NO_EPOCH, Epoch, OperatorId, SinkId
 from cutline.model.ids import FlowName as Name
 from cutline.model.layout import Layout
 from cutline.model.plan import OperatorPlan
@@ -40,7 +43,6 @@ from cutline.protocol.recovery.plan import Refusal, RestorePlan
 from cutline.recovery.at_rest import FlowAtRest
 from cutline.recovery.preview.facts import Asked, WithSavepoint, decide, sinks_by_records
 from cutline.recovery.preview.work import work_since
-from cutline.runtime.launch import stored_request
 from cutline.runtime.status import operator_fates
 from cutline.runtime.stores import store_at
 from cutline.savepoints.store import Savepoints
@@ -51,6 +53,7 @@ from cutline.storage.local import LocalStore
 from cutline.storage.metadata.sqlite import SqliteMetadata
 from cutline.storage.query_dir import LocalQueryDir
 from cutline.storage.recorded_positions import recorded_positions
+from cutline.storage.restore_requests import stored_request
 from cutline.tiers.checkpoint_files import names_in
 from cutline.tiers.remote_checkpoints import RemoteCheckpoints
 from cutline.tiers.transfer import MOST_PACKED_BYTES, PACKED_SUFFIX, unpacked
@@ -79,6 +82,8 @@ class Previewed:
 
     report: RestoreReport
     decision: RestorePlan | Refusal
+    #: What the start does about input that is gone, as the option says it.
+    missing_input: str
 
 
 class _Answers(msgspec.Struct, frozen=True):
@@ -87,6 +92,8 @@ class _Answers(msgspec.Struct, frozen=True):
     sinks: list[SinkFacts]
     problems: dict[SinkId, str] = {}
     options: dict[str, Any] = {}
+    #: Where they publish to, as a hash; a former version does not tell it.
+    places: dict[SinkId, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,26 +117,53 @@ class _Stored:
 
 
 def preview_of(
-    here: FlowHere, savepoints: Savepoints, target: Target, request: RestoreRequest, code: Flow | None
+    here: FlowHere,
+    savepoints: Savepoints,
+    target: Target,
+    request: RestoreRequest,
+    code: Flow | None,
+    options: Options | None = None,
+    *,
+    missing_input: str | None = None,
 ) -> Previewed:
-    """Asks the sources and, if the flow runs, its sinks. ``code``: what would be started; None: not known."""
-    is_up, notes = is_running(here.layout), _requested_before(here.layout)
+    """Asks the sources and, if the flow runs, its sinks.
+
+    ``code``, ``options``: what would be started, and how; None: not known, so what runs now counts. ``missing_input``:
+    of the flow that ran until a moment ago.
+    """
     stored = _stored(here, savepoints, target)
-    status = load_status(here.layout)
+    with contextlib.closing(stored.metadata):
+        return _previewed(here, savepoints, target, request, stored, code, options, missing_input)
+
+
+def _previewed(
+    here: FlowHere,
+    savepoints: Savepoints,
+    target: Target,
+    request: RestoreRequest,
+    stored: _Stored,
+    code: Flow | None,
+    options: Options | None,
+    missing_input: str | None,
+) -> Previewed:
+    is_up, notes = is_running(here.layout), _requested_before(here.layout)
+    status = status_if_readable(here.layout, notes)
     operators: Mapping[str, OperatorStatus] = status.operators if status is not None else {}
     answers = _answers(here, stored, notes, is_up=is_up)
     graph = _graph(here.layout, stored, request, answers.sinks, code)
+    starts = options or here.options
+    missing_input = missing_input or _missing_input(answers, here, options)
     asked = Asked(
-        sinks=_as_declared(answers.sinks, graph, notes) if code is not None else answers.sinks,
+        sinks=_as_declared(answers, code, graph, notes) if code is not None else answers.sinks,
         content_problem=_content_check(here, savepoints, stored, target),
-        remote_epochs=partial(_remote_epochs, here, notes) if here.options.remote else None,
-        may_lose_input=answers.options.get("missing_input", here.options.missing_input) == "continue",
+        remote_epochs=partial(_remote_epochs, starts, here, notes) if starts.remote else None,
+        may_lose_input=missing_input == "continue",
         problems=answers.problems,
     )
     restore_to = RestoreTo(
         epoch=target.epoch, changes=Changes(rename=request.rename, allow_dropped=request.allow_dropped)
     )
-    decision, facts = decide(_at_rest(here.layout, stored, graph, request), restore_to, asked)
+    decision, facts = decide(_at_rest(here.layout, stored, graph, request, options), restore_to, asked)
     work = work_since(
         target.epoch,
         layout=here.layout,
@@ -146,7 +180,6 @@ def preview_of(
         work=work,
         is_per_operator=facts.definition.is_per_operator,
     )
-    stored.metadata.close()
     report = RestoreReport(
         flow=here.flow,
         to=target.to,
@@ -157,10 +190,17 @@ def preview_of(
         estimate=_estimate_report(found),
         is_compared_with_code=code is not None,
         notes=[*dict.fromkeys([*notes, *(without_secrets(one) for one in decision.problems)])],
-        **_checkpoint(stored.target),
+        **_checkpoint(stored),
         **_decided(decision),
     )
-    return Previewed(report=report, decision=decision)
+    return Previewed(report=report, decision=decision, missing_input=missing_input)
+
+
+def _missing_input(answers: _Answers, here: FlowHere, options: Options | None) -> str:
+    """What the start does about input that is gone: by its own options, if they are known."""
+    if options is not None:
+        return options.missing_input
+    return str(answers.options.get("missing_input", here.options.missing_input))
 
 
 def _requested_before(layout: Layout) -> list[str]:
@@ -170,14 +210,15 @@ def _requested_before(layout: Layout) -> list[str]:
     return [f"a restore to {before.to} is requested already, and the next start does it; --cancel withdraws it"]
 
 
-def _checkpoint(manifest: Manifest) -> dict[str, Any]:
+def _checkpoint(stored: _Stored) -> dict[str, Any]:
+    manifest = stored.target
     return {
         "epoch": manifest.epoch,
         "completed": iso(manifest.completed_ms),
         "completed_ms": manifest.completed_ms,
         "age_ms": max(now_ms() - manifest.completed_ms, 0),
         "code": manifest.code,
-        "size_bytes": sum(cut.size_bytes for cut in manifest.operators.values()),
+        "size_bytes": size_of(stored.checkpoints, manifest),
     }
 
 
@@ -268,9 +309,10 @@ def _content_check(
     return check
 
 
-def _remote_epochs(here: FlowHere, notes: list[str]) -> frozenset[Epoch]:
+def _remote_epochs(options: Options, here: FlowHere, notes: list[str]) -> frozenset[Epoch]:
     try:
-        store = store_at(f"{here.options.remote.rstrip('/')}/{here.flow}", here.options.remote_options)
+        place = f"{options.remote.rstrip('/')}/{here.flow}"
+        store = store_at(place, options.remote_options, creates=False)
         return frozenset(RemoteCheckpoints(store, here.layout).epochs())
     except (StoreError, OSError) as error:
         notes.append(without_secrets(f"the remote tier does not answer: {error}"))
@@ -348,12 +390,19 @@ def _taken_in(stored: _Stored) -> GenerationRecord | None:
     return next((one for one in stored.generations if one.generation == stored.target.generation), None)
 
 
-def _as_declared(sinks: Sequence[SinkFacts], graph: FlowGraph, notes: list[str]) -> list[SinkFacts]:
-    """The sinks of the code, with what those of the same name have answered."""
-    known, found = {one.sink: one for one in sinks}, []
+def _as_declared(answers: _Answers, code: Flow, graph: FlowGraph, notes: list[str]) -> list[SinkFacts]:
+    """The sinks of the code, with what those of the same name have answered.
+
+    One with another target is not asked: to open it writes to it. It counts as empty, which is what the start refuses.
+    """
+    known, found = {one.sink: one for one in answers.sinks}, []
     for node in graph.sinks:
         if node.sink in known:
             facts = replace(known[node.sink], on_rollback=node.on_rollback, publish=node.publish)
+            there, here = answers.places.get(node.sink, ""), place_of(code.sinks[node.sink])
+            if there and here and there != here:
+                notes.append(f"sink {node.sink} of the code publishes to another target than that of the running flow")
+                facts = replace(facts, published=NO_EPOCH, highest=NO_EPOCH, claim="", takeovers=())
             found.append(replace(facts, operator=node.operator))
         else:
             notes.append(f"sink {node.sink} is new in the code: its start asks it")
@@ -362,9 +411,12 @@ def _as_declared(sinks: Sequence[SinkFacts], graph: FlowGraph, notes: list[str])
     return found
 
 
-def _at_rest(layout: Layout, stored: _Stored, graph: FlowGraph, request: RestoreRequest) -> FlowAtRest:
+def _at_rest(
+    layout: Layout, stored: _Stored, graph: FlowGraph, request: RestoreRequest, options: Options | None
+) -> FlowAtRest:
     """As the start would see the flow. Schemas of the code are known only to Spark: those of the checkpoint count."""
     taken_in = _taken_in(stored)
+    was_per_operator = bool(stored.generations) and stored.generations[-1].is_per_operator
     schemas = {
         OperatorId(request.rename.get(name, name)): base64.b64decode(encoded)
         for name, encoded in (taken_in.schemas if taken_in is not None else {}).items()
@@ -380,7 +432,7 @@ def _at_rest(layout: Layout, stored: _Stored, graph: FlowGraph, request: Restore
         checkpoints=stored.checkpoints,
         generations=LocalStore.reading(layout).generations,
         metadata=stored.metadata,
-        is_per_operator=bool(stored.generations) and stored.generations[-1].is_per_operator,
+        is_per_operator=was_per_operator if options is None else options.is_per_operator,
     )
 
 

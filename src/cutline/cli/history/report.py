@@ -105,7 +105,7 @@ def lines_of(report: RestoreReport) -> Iterator[str]:
     yield f"the next start of flow {report.flow} {would} epoch {report.epoch}{named}{running}"
     moment = datetime.datetime.fromtimestamp(report.completed_ms / 1000, tz=datetime.UTC)
     yield f"  taken {shown_moment(moment)}, {span(report.age_ms)} ago; {size(report.size_bytes)}{_tier(report)}"
-    yield f"given up: {_given_up(report.given_up)}, and all work since then"
+    yield f"given up: {_given_up(report.given_up)}"
     yield from (f"sink {one.sink}: {_sink(one, report.epoch)}" for one in report.sinks)
     yield from (f"source {one.operator}: {_source(one, report)}" for one in report.sources)
     yield from (f"lost input of {one.operator}: {one.what}: {one.why}" for one in report.lost_input)
@@ -123,9 +123,9 @@ def _tier(report: RestoreReport) -> str:
 
 def _given_up(epochs: list[Epoch]) -> str:
     if not epochs:
-        return "no complete checkpoint"
+        return "all work since then; no later checkpoint is complete"
     numbers = str(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
-    return f"{counted(len(epochs), 'checkpoint')} ({numbers})"
+    return f"{counted(len(epochs), 'checkpoint')} ({numbers}), and all work since then"
 
 
 def _sink(one: SinkReport, epoch: Epoch) -> str:

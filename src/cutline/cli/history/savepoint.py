@@ -7,29 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from cutline.base.redaction import without_secrets
-from cutline.cli.asking import ask_running
-from cutline.cli.declaring import flow_command
+from cutline.cli.declaring import QuickGroup, flow_command
 from cutline.cli.flows_here import flow_here, layout_in
 from cutline.cli.options import Config, FlowName, Json, NewName, SavepointName, Storage, parse_renames
-from cutline.cli.places import is_running, kept_checkpoints, savepoints_of
 from cutline.cli.running.columns import Column, fitted
 from cutline.cli.words import size, utc
 from cutline.config.loading import load_options
-from cutline.errors import RecoveryError
+from cutline.errors import ConfigError, RecoveryError
 from cutline.model import ids
-from cutline.runtime.lock import FlowLock
-from cutline.storage.local import LocalStore
 
 if TYPE_CHECKING:
     from cutline.savepoints.store import Savepoint
 
 app = typer.Typer(
+    cls=QuickGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -41,6 +34,10 @@ _RANKS = {"files": 4, "in flight": 3, "size": 2, "taken": 1}
 
 
 def _show(savepoint: Savepoint, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(savepoint)))
         return
@@ -76,6 +73,11 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Take a savepoint. A running flow takes a new checkpoint for it; a stopped flow keeps its newest one."""
+    from cutline.cli.asking import ask_running
+    from cutline.cli.places import is_running, kept_checkpoints, savepoints_of
+    from cutline.runtime.lock import FlowLock
+    from cutline.storage.local import LocalStore
+
     here = flow_here(flow, storage, config)
     if is_running(here.layout):
         from cutline.savepoints.store import Savepoint
@@ -101,6 +103,11 @@ def create(
 @flow_command(app, "list")
 def list_(flow: FlowName = None, storage: Storage = None, config: Config = None, as_json: Json = False) -> None:
     """Show the savepoints of a flow, oldest first."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from cutline.cli.places import savepoints_of
+
     found = savepoints_of(flow_here(flow, storage, config)).list()
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(found)))
@@ -125,6 +132,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one savepoint."""
+    from cutline.cli.places import savepoints_of
+
     _show(savepoints_of(flow_here(flow, storage, config)).load(name), as_json)
 
 
@@ -138,7 +147,16 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete a savepoint and its content. Flows that were started from it are not affected."""
+    from cutline.cli.places import savepoints_of
+    from cutline.storage.restore_requests import requested_savepoints
+
     here = flow_here(flow, storage, config)
+    if name in requested_savepoints(here.layout):
+        raise ConfigError(
+            f"the next start of the flow restores savepoint {name}, as requested",
+            next_step=f"withdraw the request first: cutline restore {here.flow} --cancel",
+            flow=here.flow,
+        )
     savepoints_of(here).delete(name)
     typer.echo(json.dumps({"flow": here.flow, "deleted": name}) if as_json else f"savepoint {name} is deleted")
 
@@ -156,6 +174,11 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Copy a savepoint to another disk or a bucket."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from cutline.cli.places import savepoints_of
+
     here = flow_here(flow, storage, config)
     with Console(stderr=True).status(escape(f"copying {name}")):
         size_bytes = savepoints_of(here).export(name, place)
@@ -177,6 +200,11 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Import a savepoint that was exported, on this machine or another. The flow need not exist here yet."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from cutline.cli.places import savepoints_of
+
     here = flow_here(flow, storage, config, must_have_run=False)
     with Console(stderr=True).status(escape(f"copying {place}")):
         savepoint = savepoints_of(here).import_from(place, name)
@@ -198,6 +226,11 @@ def clone(
     as_json: Json = False,
 ) -> None:
     """Create a second flow that begins at a savepoint, shares nothing with the first, and has empty sinks."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from cutline.cli.places import savepoints_of
+
     # An imported savepoint is enough: the flow itself need not have run here.
     here = flow_here(flow, storage, config, must_have_run=False)
     target = layout_in(load_options({"storage": into or storage}, config_file=config), new_flow)

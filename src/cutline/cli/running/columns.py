@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 _GAP = 2
 #: The least width of a column whose text may be wrapped.
@@ -26,11 +27,14 @@ class Column:
 
 
 #: One cell per column; an empty one says that there is nothing to say.
-Row = Sequence[Text]
+Row: TypeAlias = "Sequence[Text]"
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
     """A table with all columns that fit. Columns without any content are left out."""
+    from rich.table import Table
+    from rich.text import Text
+
     kept = [index for index in range(len(columns)) if any(row[index].plain for row in rows)]
     while _width(columns, rows, kept) > width:
         least = max(kept, key=lambda index: columns[index].rank)
@@ -63,4 +67,6 @@ def _least(column: Column, index: int, rows: Sequence[Row]) -> int:
 
 
 def _natural(column: Column, index: int, rows: Sequence[Row]) -> int:
+    from rich.cells import cell_len
+
     return max(cell_len(column.title), *(cell_len(row[index].plain) for row in rows))

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from cutline.base.clock import now_ms
 from cutline.cli.flows_here import flows_in, nothing_in
 from cutline.cli.options import Config, Json, Storage
 from cutline.cli.running.columns import Column, fitted
-from cutline.cli.running.status import load_status
 from cutline.cli.words import counted, span
 from cutline.config.loading import load_options
-from cutline.errors import CutlineError
-from cutline.model.checkpoint import Manifest
+from cutline.errors import ConfigError, CutlineError
 from cutline.model.layout import Layout
-from cutline.model.status import FlowStatus
-from cutline.protocol.history.known_checkpoints import of_present_history
-from cutline.runtime.lock import is_copied, running_pid
-from cutline.storage.local import LocalStore
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cutline.model.checkpoint import Manifest
+    from cutline.model.status import FlowStatus
 
 _COLUMNS = (
     Column("flow"),
@@ -56,7 +56,11 @@ class FlowSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def flows(storage: Storage = None, config: Config = None, as_json: Json = False) -> None:
     """Show all flows of a storage: their state, last checkpoint, lag and problems. Only reads files."""
+    from rich.console import Console
+
     options = load_options({"storage": storage}, config_file=config)
+    if not Path(options.storage).exists():
+        raise ConfigError(nothing_in(options), next_step="check --storage and the working folder")
     found = [summary(layout) for layout in flows_in(options)]
     if as_json:
         typer.echo(json.dumps({"storage": options.storage, "flows": msgspec.to_builtins(found)}))
@@ -67,10 +71,16 @@ def flows(storage: Storage = None, config: Config = None, as_json: Json = False)
 
 
 def summary(layout: Layout) -> FlowSummary:
+    from cutline.cli.running.status import load_status
+    from cutline.runtime.lock import running_pid
+
     problems: list[str] = []
     status, newest = None, None
     try:
         status = load_status(layout)
+    except (CutlineError, OSError) as error:
+        problems.append(str(error))
+    try:
         newest = _newest(layout)
     except (CutlineError, OSError) as error:
         problems.append(str(error))
@@ -93,6 +103,8 @@ def summary(layout: Layout) -> FlowSummary:
 
 
 def _state(layout: Layout, status: FlowStatus | None, pid: int | None) -> str:
+    from cutline.runtime.lock import is_copied
+
     if is_copied(layout.lock):
         return "copy"
     if pid is not None:
@@ -127,6 +139,9 @@ def _behind(status: FlowStatus) -> int:
 
 def _newest(layout: Layout) -> Manifest | None:
     """The newest checkpoint of the present history."""
+    from cutline.protocol.history.known_checkpoints import of_present_history
+    from cutline.storage.local import LocalStore
+
     store = LocalStore.reading(layout)
     if not layout.checkpoints.is_dir():
         return None
@@ -138,6 +153,8 @@ def _newest(layout: Layout) -> Manifest | None:
 
 
 def _print(console: Console, found: list[FlowSummary]) -> None:
+    from rich.text import Text
+
     rows = []
     for one in found:
         cells = (

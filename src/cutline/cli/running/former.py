@@ -1,16 +1,19 @@
-"""How a flow that runs was started: the command line and the folder of its process, by /proc. Nothing is stored."""
+"""How a flow that runs was started: command line, folder and variables of its process, by /proc. Nothing is stored."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cutline.cli.declaring import loaded
 
 _PROGRAMS = ("cutline", "cutline.py")
+_OWN_VARIABLES = "CUTLINE_"
+_OF_TESTS = "CUTLINE_CRASH_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,8 @@ class FormerRun:
     folder: Path
     #: What stands behind ``run``.
     arguments: tuple[str, ...]
+    #: The variables of Cutline that it was started with. May hold secrets: only the names are ever shown.
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def former_run(pid: int) -> FormerRun | None:
@@ -27,10 +32,42 @@ def former_run(pid: int) -> FormerRun | None:
     try:
         words = [os.fsdecode(one) for one in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
         folder = Path(os.readlink(f"/proc/{pid}/cwd"))
+        settings = [os.fsdecode(one) for one in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
     except OSError:
         return None
     arguments = arguments_of_run(words)
-    return FormerRun(folder=folder, arguments=arguments) if arguments is not None and folder.is_dir() else None
+    if arguments is None or not folder.is_dir():
+        return None
+    environment = own_variables(dict(one.partition("=")[::2] for one in settings))
+    return FormerRun(folder=folder, arguments=arguments, environment=environment)
+
+
+def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of Cutline, without those of tests that kill a process."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_OWN_VARIABLES) and not name.startswith(_OF_TESTS)
+    }
+
+
+@contextlib.contextmanager
+def environment_of(former: FormerRun | None) -> Iterator[None]:
+    """Cutline's variables are those of the former process for a while; None: those of this one."""
+    before = own_variables(os.environ)
+    if former is not None:
+        _set_variables(former.environment)
+    try:
+        yield
+    finally:
+        if former is not None:
+            _set_variables(before)
+
+
+def _set_variables(wanted: Mapping[str, str]) -> None:
+    for name in set(own_variables(os.environ)).difference(wanted):
+        del os.environ[name]
+    os.environ.update(wanted)
 
 
 def arguments_of_run(words: Sequence[str]) -> tuple[str, ...] | None:

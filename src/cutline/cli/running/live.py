@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cutline.base.clock import now_ms
 from cutline.cli.running.columns import Column, fitted
-from cutline.cli.words import counted, number, rate, size, span
+from cutline.cli.words import counted, number, rate, requested, size, span
 from cutline.model.ids import NO_BATCH, NO_EPOCH
 from cutline.model.status import EpochOutcome, FlowStatus, OperatorStatus, SinkStatus
 
@@ -25,6 +25,8 @@ _SHOWN, _SHOWN_WIDE = 4, 8
 _LATE_MS, _VERY_LATE_MS = 30_000, 300_000
 #: A checkpoint that is older than so many intervals is late.
 _LATE_INTERVALS = 3
+#: Input that is kept no longer than this is about to be lost.
+_SHORT_MS = 3_600_000
 _NOTHING = "–"
 _STATE_STYLES = {"running": "green", "stopped": "dim", "paused": "yellow", "waiting": "yellow"}
 
@@ -87,6 +89,8 @@ class _FlowView:
         yield from _code(status, width)
         yield Text()
         yield self._operators(width)
+        if self._is_up:
+            yield from self._sources()
         if status.sinks:
             yield Text()
             yield self._sinks(width)
@@ -160,6 +164,21 @@ class _FlowView:
         yield from self._remote()
         yield from (Text(f"recovery: {problem}", style="yellow") for problem in status.recovery.problems)
         yield from _unguarded(status)
+
+    def _sources(self) -> Iterator[Text]:
+        """How far behind sources are read, and how long they keep what the oldest checkpoint needs."""
+        for name, operator in self._status.operators.items():
+            for one in operator.source_lag:
+                if one.problem:
+                    yield Text(f"{name} reads {one.source}: {one.problem}", style="yellow")
+                    continue
+                line = Text(f"{name} reads {one.source}, {counted(one.lag, 'message')} behind", style="dim")
+                if one.restorable_until_ms is not None:
+                    left_ms = one.restorable_until_ms - self._now_ms
+                    kept = f"for {span(left_ms)}" if left_ms > 0 else "no longer for certain"
+                    style = "red" if left_ms <= 0 else "yellow" if left_ms < _SHORT_MS else "dim"
+                    line.append(f"; epoch {one.oldest_epoch} restorable {kept} ({one.limited_by})", style=style)
+                yield line
 
     def _remote(self) -> Iterator[Text]:
         remote = self._status.remote
@@ -277,6 +296,8 @@ def _path(status: FlowStatus) -> str:
 
 
 def _code(status: FlowStatus, width: int) -> Iterator[Text]:
+    if status.restore_requested:
+        yield Text(requested(status.flow, status.restore_requested), style="yellow")
     code = status.code
     if code is None:
         return

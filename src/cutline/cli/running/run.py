@@ -9,20 +9,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from cutline.base.storage_errors import in_words
 from cutline.base.traces import cause_of
-from cutline.cli.failures import store_command_trace
+from cutline.cli.failures import UsageError, as_wrong_use, store_command_trace
+from cutline.cli.flows_here import FlowHere, layout_in
 from cutline.cli.options import Config, Settings, Storage, parse_renames
-from cutline.cli.running.live import flow_view
 from cutline.cli.running.run_options import (
     AllowDropped,
     AsJson,
@@ -44,16 +42,18 @@ from cutline.cli.running.run_options import (
     RestoreTo,
     UntilDone,
 )
-from cutline.cli.running.status import as_json_line
 from cutline.cli.signals import interrupted_by, is_command, is_starting, on_signals
-from cutline.cli.steps import Steps
+from cutline.config.addresses import parse_address
+from cutline.config.loading import load_options
+from cutline.config.options import build_options
 from cutline.config.spark_settings import SparkStart, flag_settings
-from cutline.errors import ConfigError, CutlineError, FlowDefinitionError
-from cutline.flow import Flow
+from cutline.errors import CutlineError, FlowDefinitionError, RecoveryError
 from cutline.model.ids import FlowName
-from cutline.ports.progress import Step
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from cutline.flow import Flow
     from cutline.runtime.handle import RunningFlow
     from cutline.runtime.process.flows import Flows
 
@@ -65,6 +65,8 @@ _FIRST_BATCH_SECONDS = 20.0
 
 def load_flow(path: Path, name: str | None) -> Flow:
     """The flow that a Python file defines. Raises FlowDefinitionError, with file and line, for whatever is wrong."""
+    from cutline.flow import Flow
+
     with in_words(path=path):
         if not path.exists():
             raise FlowDefinitionError(
@@ -143,44 +145,108 @@ def run(
     A second Ctrl-C or SIGTERM does not wait for that boundary. Of several flows each fails by itself: the others go on,
     and the exit code at the end is 1.
     """
+    from rich.console import Console
+
     is_starting.set()
     console = Console(file=sys.stderr)
     shown = console if (show_view := console.is_terminal and not as_json) else None
     logs = Logging(format=log_format, file=log_file, size=log_size, keep=log_keep, as_json=as_json, show_view=show_view)
     settings = _settings({"storage": storage, "checkpoint_interval": checkpoint_interval, "mode": mode}, option or [])
+    restore = {
+        "restore_to": restore_to,
+        "rename": parse_renames(rename or []),
+        "allow_dropped": allow_dropped,
+        "rejoin": rejoin,
+    }
+    spark = logs.spark_start(_check_line(settings, config, master, conf or [], http))
+    _check_number(files, flow, is_restored=any(restore.values()))
+    line = _Line(files=files, flow=flow, settings=settings, config=config, restore=restore, spark=spark, http=http)
     with contextlib.ExitStack() as running:
-        with Steps("starting", list(Step), console=shown, say=logs.say) as steps:
-            steps.begin(Step.FLOW, ", ".join(map(str, files)))
-            spark = _with_jvm(logs.spark_start(flag_settings(master, conf or [])), files)
-            from cutline.runtime.launch import start_flow
-            from cutline.runtime.process.flows import Flows
-            from cutline.runtime.process.http import serving
-
-            loaded = _load_flows(files, flow, is_restored=bool(restore_to or rename or allow_dropped or rejoin))
-            log = f"log: {written[0]}" if (written := logs.configure(list(loaded), settings, config)) else ""
-            steps.name(log)
-            flows = Flows(list(loaded))
-            launch = functools.partial(
-                start_flow,
-                spark=None,
-                settings=settings,
-                config_file=config,
-                restore_to=restore_to,
-                rename=parse_renames(rename or []),
-                allow_dropped=allow_dropped,
-                rejoin=rejoin,
-                spark_start=spark,
-                progress=steps,
-            )
-            running.enter_context(_logged_stderr(is_wanted=show_view))
-            running.enter_context(serving(flows, http))
-            _start_all(flows, {name: functools.partial(launch, one) for name, one in loaded.items()})
+        flows, log = _started(line, logs, shown, running)
         _follow(flows, shown, log, until_done=until_done, as_json=as_json)
 
 
-def _with_jvm(start: SparkStart, files: Sequence[Path]) -> SparkStart:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A command line without mistakes."""
+
+    files: Sequence[Path]
+    flow: str | None
+    settings: dict[str, Any]
+    config: Path | None
+    #: The arguments of a start that restores.
+    restore: Mapping[str, Any]
+    spark: SparkStart
+    http: str | None
+
+
+def _started(line: _Line, logs: Logging, shown: Console | None, running: contextlib.ExitStack) -> tuple[Flows, str]:
+    """The flows, and where the log is. ``running``: ends what runs beside them."""
+    from cutline.cli.steps import Steps
+    from cutline.ports.progress import Step
+
+    with Steps("starting", list(Step), console=shown, say=logs.say) as steps:
+        steps.begin(Step.FLOW, ", ".join(map(str, line.files)))
+        restore_to = line.restore["restore_to"]
+        # What is restored is checked first: that needs the flow's name, and no Java.
+        spark = _with_jvm(line.spark, line.files, is_wanted=restore_to is None)
+        from cutline.runtime.launch import start_flow
+        from cutline.runtime.process.flows import Flows
+        from cutline.runtime.process.http import serving
+
+        loaded = _load_flows(line.files, line.flow)
+        if restore_to is not None:
+            _check_restored(next(iter(loaded)), line.settings, line.config, restore_to)
+        written = logs.configure(list(loaded), line.settings, line.config)
+        log = f"log: {written[0]}" if written else ""
+        steps.name(log)
+        flows = Flows(list(loaded))
+        launch = functools.partial(
+            start_flow,
+            spark=None,
+            settings=line.settings,
+            config_file=line.config,
+            spark_start=spark,
+            progress=steps,
+            **line.restore,
+        )
+        running.enter_context(_logged_stderr(is_wanted=shown is not None))
+        running.enter_context(serving(flows, line.http))
+        _start_all(flows, {name: functools.partial(launch, one) for name, one in loaded.items()})
+    return flows, log
+
+
+def _check_line(
+    settings: Mapping[str, Any], config: Path | None, master: str | None, conf: Sequence[str], http: str | None
+) -> dict[str, str]:
+    """Refuse what is wrong before a file is read and Java started; returns the settings for Spark."""
+    with as_wrong_use():
+        build_options(settings)
+        if http is not None:
+            parse_address(http)
+        found = flag_settings(master, conf)
+    load_options(settings, config_file=config)  # with the configuration file and the environment
+    return found
+
+
+def _check_restored(name: FlowName, settings: Mapping[str, Any], config: Path | None, to: str) -> None:
+    """Raise if there is nothing of that name to restore. What is in the remote tier only, the start itself finds."""
+    from cutline.cli.history.restore import target_of
+    from cutline.cli.places import savepoints_of
+
+    options = load_options(settings, config_file=config)
+    here = FlowHere(layout=layout_in(options, name), options=options)
+    try:
+        target_of(here, savepoints_of(here), to, None)
+    except RecoveryError as error:
+        if not options.remote:
+            error.add_where(flow=name)
+            raise
+
+
+def _with_jvm(start: SparkStart, files: Sequence[Path], *, is_wanted: bool) -> SparkStart:
     """Java starts while modules are imported and the flow's file is read."""
-    if not is_command.is_set() or not all(map(Path.is_file, files)):
+    if not is_wanted or not is_command.is_set() or not all(map(Path.is_file, files)):
         return start
     from cutline.spark.session import begin_early
 
@@ -196,18 +262,21 @@ def _settings(settings: dict[str, Any], items: Sequence[str]) -> dict[str, Any]:
     for item in items:
         key, separator, value = item.partition("=")
         if not separator:
-            raise ConfigError(f"--set {item}: no value", next_step="write name=value")
+            raise UsageError(f"--set {item}: there is no value", next_step="write name=value")
         settings[key] = value
     return settings
 
 
-def _load_flows(files: Sequence[Path], name: str | None, *, is_restored: bool) -> dict[FlowName, Flow]:
-    """The flow of each file. Nothing is started if one of the files is wrong."""
+def _check_number(files: Sequence[Path], name: str | None, *, is_restored: bool) -> None:
     if len(files) > 1 and (name is not None or is_restored):
-        raise ConfigError(
+        raise UsageError(
             "--flow, --restore-to, --rename, --allow-dropped and --rejoin are for one flow",
             next_step="run that flow with a command of its own first",
         )
+
+
+def _load_flows(files: Sequence[Path], name: str | None) -> dict[FlowName, Flow]:
+    """The flow of each file. Nothing is started if one of the files is wrong."""
     found: dict[FlowName, Flow] = {}
     for file in files:
         one = load_flow(file, name)
@@ -232,6 +301,8 @@ class _View:
     """The live view of all flows; without a console it shows nothing."""
 
     def __init__(self, flows: Flows, console: Console | None, footer: str) -> None:
+        from rich.live import Live
+
         self._flows = flows
         self._footer = footer
         self._live = None
@@ -249,6 +320,11 @@ class _View:
 
     def show(self, note: str = "") -> None:
         """``note``: what a person can do; empty: the flows have ended. The reason is told after the view."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from cutline.cli.running.live import flow_view
+
         if self._live is None:
             return
         statuses = self._flows.statuses()
@@ -268,6 +344,8 @@ def _has_run(flows: Flows) -> bool:
 
 def _follow(flows: Flows, console: Console | None, log: str, *, until_done: bool, as_json: bool) -> None:
     """Wait until the flows are done, end or are interrupted; ``console``: for a live view; None: no live view."""
+    from cutline.cli.running.status import as_json_line
+
     interrupted = threading.Event()
     on_signals(lambda _: interrupted.set())
     begun = time.monotonic()

@@ -14,13 +14,13 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from cutline.base.logs import LogFile, configure_logging, get_logger
+from cutline.base.logs import SPARK_OUTPUT, LogFile, configure_logging, get_logger
 from cutline.base.storage_errors import in_words
+from cutline.cli.failures import UsageError, as_wrong_use
 from cutline.config.loading import load_options
 from cutline.config.options import doc_of
 from cutline.config.spark_settings import SparkStart
 from cutline.config.values import parse_bytes
-from cutline.errors import ConfigError
 from cutline.model.ids import FlowName
 from cutline.model.layout import Layout
 
@@ -69,6 +69,8 @@ LogKeep = Annotated[int, typer.Option(min=1, help="How many full log files to ke
 
 #: Of the log beside a live view: it stays small, because it lies in the flow's folder.
 _OWN_LOG = "run.log"
+#: Beside lines on standard error: what Spark prints would come between them.
+_SPARK_LOG = "spark.log"
 _OWN_SIZE, _OWN_KEEP = "5MB", 2
 #: Where a log file is named after the flow, Spark's lines and others of no flow go to a file with this name.
 _NO_FLOW = "spark"
@@ -88,35 +90,53 @@ class Logging:
     as_json: bool
     show_view: bool
 
-    def configure(self, flows: Sequence[FlowName], settings: dict[str, Any], config: Path | None) -> list[Path]:
-        """Direct all log lines; returns the files. Beside a live view there is always one, in the flow's folder."""
+    def __post_init__(self) -> None:
+        """Raise UsageError for a value that makes no sense, whether it is needed or not."""
         if self.format not in (None, "text", "json"):
-            raise ConfigError(f"--log-format {self.format}: not a format", next_step="write text or json")
+            raise UsageError(f"--log-format {self.format}: not a format", next_step="write text or json")
+        with as_wrong_use():
+            parse_bytes(self.size, option="--log-size")
+
+    @property
+    def is_json(self) -> bool:
+        return self.as_json if self.format is None else self.format == "json"
+
+    def configure(self, flows: Sequence[FlowName], settings: dict[str, Any], config: Path | None) -> list[Path]:
+        """Direct all log lines; returns the files. Beside a live view there is always one, in the flow's folder.
+
+        Beside text on standard error there is one for what Spark prints.
+        """
+        own = Layout(Path(load_options(settings, config_file=config).storage).resolve(), flows[0]).traces
         file, size, keep = self.file, self.size, self.keep
         if file is None and self.show_view:
-            storage = load_options(settings, config_file=config).storage
-            file = str(Layout(Path(storage).resolve(), flows[0]).traces / _OWN_LOG)
-            size, keep = _OWN_SIZE, _OWN_KEEP
+            file, size, keep = str(own / _OWN_LOG), _OWN_SIZE, _OWN_KEEP
         files = [] if file is None else _files(file, flows, parse_bytes(size, option="--log-size"), keep)
         if self.file is not None:
             for one in files:
                 _check_writable(one.path)
-        as_json = self.as_json if self.format is None else self.format == "json"
-        configure_logging(as_json=as_json, level=logging.INFO, stream=None if files else sys.stderr, files=files)
+        spark_file = None
+        if self._has_spark_file:
+            spark_file = LogFile(own / _SPARK_LOG, parse_bytes(_OWN_SIZE), _OWN_KEEP)
+        stream = None if files else sys.stderr
+        configure_logging(as_json=self.is_json, level=logging.INFO, stream=stream, files=files, spark_file=spark_file)
+        if spark_file is not None:
+            self.say(f"starting: what Spark prints is in {spark_file.path}")
         return [one.path for one in files]
+
+    @property
+    def _has_spark_file(self) -> bool:
+        return self.file is None and not self.show_view and not self.is_json
 
     def say(self, line: str) -> None:
         """One line for a person who waits, or for the program that reads the log."""
-        if self.as_json or self.format == "json":
+        if self.as_json or self.is_json:
             get_logger("cutline.start").info("start", text=line)
         else:
             typer.echo(line, err=True)
 
     def spark_start(self, settings: Mapping[str, str]) -> SparkStart:
-        """A session whose output goes to the log; without file and JSON it stays on standard error, as it is."""
-        has_file = self.file is not None or self.show_view
-        if not has_file and not self.as_json and self.format != "json":
-            return SparkStart(settings=settings)
+        """A session whose output goes to the log. In JSON on standard error, only its errors do."""
+        has_file = self.file is not None or self.show_view or self._has_spark_file
         return SparkStart(settings=settings, on_line=SparkLines(), log_level="WARN" if has_file else "ERROR")
 
 
@@ -161,7 +181,7 @@ class SparkLines:
     """Writes what Spark prints to the log, at the level that Spark gave it."""
 
     def __init__(self) -> None:
-        self._log = get_logger("cutline.spark_output")
+        self._log = get_logger(SPARK_OUTPUT)
         self._level = logging.INFO
 
     def __call__(self, line: str) -> None:

@@ -7,12 +7,9 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from cutline.cli.asking import ask_running
 from cutline.cli.flows_here import flow_here
 from cutline.cli.options import Config, FlowName, Json, Storage
-from cutline.cli.places import is_running
 from cutline.errors import ConfigError
 
 
@@ -25,9 +22,18 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop a running flow at a batch boundary."""
+    from rich.console import Console
+
+    from cutline.cli.asking import ask_running
+    from cutline.cli.places import is_running
+
     here = flow_here(flow, storage, config)
     if not is_running(here.layout):
-        raise ConfigError("the flow does not run", next_step="continue: there is nothing to stop", flow=here.flow)
+        raise ConfigError(
+            "the flow does not run",
+            next_step="nothing is left to stop; cutline status shows it",
+            flow=here.flow,
+        )
     answer = ask_running(here.layout, "stop", {"drain": drain, "savepoint": savepoint}, "asking the flow to stop")
     with Console(stderr=True).status("waiting until it has stopped"):
         while is_running(here.layout):

@@ -6,18 +6,19 @@ import json
 import shutil
 import tempfile
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
 
-from cutline.cli.running.live import flow_view
+from cutline.cli.failures import as_wrong_use
 from cutline.cli.words import counted
 from cutline.config.options import build_options
-from cutline.demo.run import run_demo
-from cutline.demo.settings import DemoSettings
-from cutline.testing.servers.s3 import S3Server
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+    from cutline.testing.servers.s3 import S3Server
 
 #: The input lasts this long, plus a fixed time per kill, so that every kill interrupts work.
 _INPUT_SECONDS = 20.0
@@ -42,14 +43,18 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON and nothing else.")] = False,
 ) -> None:
     """Run a payments pipeline, kill it, let it recover, and check every payment against the truth."""
-    build_options({"checkpoint_interval": interval, "mode": mode})  # a bad value fails here, with a clear error
+    from rich.console import Console
+
+    from cutline.cli.running.live import flow_view
+    from cutline.demo.run import run_demo
+    from cutline.demo.settings import DemoSettings
+
+    with as_wrong_use():
+        build_options({"checkpoint_interval": interval, "mode": mode})
     folder = tempfile.mkdtemp(prefix="cutline-demo-")
-    server = S3Server() if lose_host and not remote and S3Server.is_installed() else None
-    if server is not None:
-        server.start()
-        remote = f"{server.url}/demo"
-    elif lose_host and not remote:
-        remote = f"{folder}/remote"
+    server = _server() if lose_host and not remote else None
+    if lose_host and not remote:
+        remote = f"{server.url}/demo" if server is not None else f"{folder}/remote"
     settings = DemoSettings(
         folder=folder,
         rows=rows,
@@ -82,8 +87,20 @@ def demo(
         raise typer.Exit(1)
 
 
+def _server() -> S3Server | None:
+    """A real S3 server, if it is installed."""
+    from cutline.testing.servers.s3 import S3Server
+
+    server = S3Server() if S3Server.is_installed() else None
+    if server is not None:
+        server.start()
+    return server
+
+
 def _announced(console: Console, rows: int, kills: int) -> Live:
     """The live view. Where there is no terminal, only this line is shown until the end."""
+    from rich.live import Live
+
     console.print(f"demo: {counted(rows, 'payment')}, {counted(kills, 'kill')}; Spark starts, which takes a while")
     return Live(console=console, refresh_per_second=4, transient=True)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cutline.testing.simulator import Outcome, Report, run_seeds
-from cutline.testing.simulator import simulate as simulate_seed
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cutline.testing.simulator import Outcome, Report
 
 
 def simulate(
@@ -26,6 +25,10 @@ def simulate(
 
     The same seed gives the same trace, byte for byte. A seed that fails prints its trace; replay it with --seed.
     """
+    from rich.console import Console
+
+    from cutline.testing.simulator import simulate as simulate_seed
+
     if seed is not None:
         outcome = simulate_seed(seed, with_story=True)
         _show_story(outcome, as_json=as_json)
@@ -42,6 +45,11 @@ def simulate(
 
 
 def _run(seeds: range, workers: int, *, quiet: bool) -> Report:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from cutline.testing.simulator import run_seeds
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
         task = progress.add_task("seeds", total=len(seeds))
@@ -63,6 +71,8 @@ def _show_story(outcome: Outcome, *, as_json: bool) -> None:
 
 
 def _show(console: Console, report: Report) -> None:
+    from rich.markup import escape
+
     facts = report.as_json()
     console.print(
         f"{report.seeds} seeds, {report.steps:,} steps: {facts['checkpoints']:,} checkpoints, "

@@ -6,32 +6,25 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
+from cutline.cli.failures import as_wrong_use
 from cutline.cli.flows_here import flow_here
 from cutline.cli.options import Config, FlowName, Json, Storage
 from cutline.cli.words import counted, size
 from cutline.config.options import Options
 from cutline.config.values import parse_duration_ms
 from cutline.errors import ConfigError, FlowLockedError
-from cutline.maintenance.findings import WHY, Collected, Garbage, found
-from cutline.maintenance.gc_local import collect_stopped
-from cutline.maintenance.gc_remote import collect_remote
 from cutline.model.layout import Layout
-from cutline.runtime.lock import FlowLock, running_pid
-from cutline.runtime.stores import store_at
-from cutline.storage.local import LocalStore
-from cutline.storage.metadata.inspector import inspect_coordinator
-from cutline.tiers.remote_tier import RemoteTier
-from cutline.transport.request_files import ask
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cutline.maintenance.findings import Collected, Garbage
+    from cutline.tiers.remote_tier import RemoteTier
 
 _ANSWER_SECONDS = 600.0
 #: How long a collector waits for another one.
@@ -50,10 +43,13 @@ def gc(
     as_json: Json = False,
 ) -> None:
     """Collect what interrupted work has left and no checkpoint needs. A running flow does this itself, on request."""
+    from rich.console import Console
+
+    is_number = grace.isascii() and grace.isdigit()
+    with as_wrong_use():
+        grace_ms = parse_duration_ms(float(grace) if is_number else grace, option="--grace")
     here = flow_here(flow, storage, config, remote=remote)
     layout, options = here.layout, here.options
-    is_number = grace.isascii() and grace.isdigit()
-    grace_ms = parse_duration_ms(float(grace) if is_number else grace, option="--grace")
     tier = _remote_tier(layout, options)
     with _progress(Console(stderr=True), is_shown=not as_json) as on_found:
         collected = _collect(layout, options, tier, grace_ms=grace_ms, is_dry_run=dry_run, on_found=on_found)
@@ -64,9 +60,13 @@ def gc(
 
 
 def _remote_tier(layout: Layout, options: Options) -> RemoteTier | None:
+    from cutline.runtime.stores import store_at
+    from cutline.tiers.remote_tier import RemoteTier
+
     if not options.remote:
         return None
-    return RemoteTier.open(store_at(f"{options.remote.rstrip('/')}/{layout.root.name}", options.remote_options), layout)
+    place = f"{options.remote.rstrip('/')}/{layout.root.name}"
+    return RemoteTier.open(store_at(place, options.remote_options, creates=False), layout)
 
 
 def _collect(
@@ -79,6 +79,8 @@ def _collect(
     on_found: Callable[[Garbage], None],
 ) -> Collected:
     """Ask a running flow to collect; hold the lock of a stopped flow, so that it is not started meanwhile."""
+    from cutline.runtime.lock import FlowLock, running_pid
+
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         if running_pid(layout.lock) is not None:
@@ -97,6 +99,10 @@ def _collect(
 
 
 def _ask(layout: Layout, tier: RemoteTier | None, *, grace_ms: int, is_dry_run: bool) -> Collected:
+    from cutline.maintenance.findings import Collected
+    from cutline.runtime.lock import running_pid
+    from cutline.transport.request_files import ask
+
     def check_running() -> None:
         if running_pid(layout.lock) is None:
             raise ConfigError("the flow has just stopped", next_step="run the command again", flow=layout.root.name)
@@ -115,6 +121,11 @@ def _collect_stopped(
     is_dry_run: bool,
     on_found: Callable[[Garbage], None],
 ) -> Collected:
+    from cutline.maintenance.gc_local import collect_stopped
+    from cutline.maintenance.gc_remote import collect_remote
+    from cutline.storage.local import LocalStore
+    from cutline.storage.metadata.inspector import inspect_coordinator
+
     store = LocalStore.reading(layout)
     known = inspect_coordinator(layout.metadata)
     collected = collect_stopped(
@@ -149,6 +160,8 @@ def _collect_stopped(
 @contextmanager
 def _progress(console: Console, *, is_shown: bool) -> Iterator[Callable[[Garbage], None]]:
     """Show how much was found so far; the total is not known in advance."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not (is_shown and console.is_terminal)) as view:
         task = view.add_task("looking", total=None)
@@ -174,6 +187,12 @@ def _as_json(flow: str, collected: Collected, *, is_dry_run: bool) -> dict[str, 
 
 
 def _print(console: Console, collected: Collected, *, is_dry_run: bool) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    from cutline.maintenance.findings import WHY, found
+
     if collected.findings:
         table = Table("tier", "kind", "count", "bytes", "why")
         for tier, kind, count, size_bytes in found(collected):

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from cutline.cli.flows_here import flow_here
 from cutline.cli.options import Config, FlowName, Json, Storage
-from cutline.cli.places import is_running, kept_checkpoints
 from cutline.cli.running.columns import Column, fitted
 from cutline.errors import ConfigError
 from cutline.model.ids import SinkId
 from cutline.model.layout import Layout
-from cutline.model.status import SinkDetails
-from cutline.runtime.lock import FlowLock
-from cutline.runtime.status import sink_details
-from cutline.storage.local import LocalStore
-from cutline.storage.metadata.inspector import inspect_coordinator
-from cutline.storage.metadata.sqlite import forget_seen
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cutline.model.status import SinkDetails
 
 _COLUMNS = (
     Column("sink"),
@@ -47,6 +43,8 @@ def sinks(
     as_json: Json = False,
 ) -> None:
     """Show how far each sink is: what it has published, what waits, what is staged."""
+    from rich.console import Console
+
     here = flow_here(flow, storage, config)
     layout = here.layout
     if accept is not None:
@@ -59,17 +57,28 @@ def sinks(
 
 
 def _details(layout: Layout) -> list[SinkDetails]:
+    from cutline.cli.places import kept_checkpoints
+    from cutline.runtime.status import sink_details
+    from cutline.storage.local import LocalStore
+    from cutline.storage.metadata.inspector import inspect_coordinator
+
     known = inspect_coordinator(layout.metadata)
     if known.problem:
-        raise ConfigError(known.problem, flow=layout.root.name)
+        raise ConfigError(known.problem, next_step=f"see cutline verify {layout.flow}", flow=layout.flow)
     store = LocalStore.reading(layout)
     manifests = kept_checkpoints(store)
     return sink_details(layout, store.checkpoints, store.generations.load_all(), known, manifests)
 
 
 def _accept(layout: Layout, flow: str, sink: SinkId) -> None:
+    from cutline.cli.places import is_running
+    from cutline.runtime.lock import FlowLock
+    from cutline.storage.metadata.sqlite import forget_seen
+
     if is_running(layout):
-        raise ConfigError("the flow is running, so its sinks need no acceptance", flow=flow)
+        raise ConfigError(
+            "the flow is running, so its sinks need no acceptance", next_step="leave out --accept", flow=flow
+        )
     known = [one.sink for one in _details(layout)]
     if sink not in known:
         raise ConfigError(
@@ -84,6 +93,8 @@ def _accept(layout: Layout, flow: str, sink: SinkId) -> None:
 
 
 def _print(console: Console, sinks: list[SinkDetails]) -> None:
+    from rich.text import Text
+
     rows = [
         (
             one.sink,

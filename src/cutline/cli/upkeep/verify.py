@@ -5,36 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from cutline.cli import failures
 from cutline.cli.completion import complete_target
-from cutline.cli.failures import ExitCode
+from cutline.cli.failures import ExitCode, UsageError
 from cutline.cli.flows_here import flow_here, flows_in, no_flow
 from cutline.cli.options import Config, FlowName, Json, Storage
-from cutline.cli.places import epoch_number
 from cutline.cli.words import counted
 from cutline.config.loading import load_options
 from cutline.config.options import Options
-from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import ConfigError, CutlineError
-from cutline.maintenance.findings import EpochReport, Finding
-from cutline.maintenance.verify import Verifier
-from cutline.maintenance.verify_copies import verify_copies
 from cutline.model.ids import Epoch
 from cutline.model.layout import Layout
-from cutline.ports.inspection import CoordinatorRecords
-from cutline.runtime.stores import store_at
-from cutline.savepoints.store import Savepoints
-from cutline.storage.inspector import LocalInspector
-from cutline.storage.metadata.inspector import inspect_coordinator
-from cutline.tiers.remote_tier import RemoteTier
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cutline.maintenance.findings import EpochReport, Finding
 
 _COLOURS = {"good": "green", "damaged": "bold red", "left": "yellow"}
 _LEFT = "left: belongs to a history that a restore abandoned; nothing is restored from it"
@@ -61,9 +51,13 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check that checkpoints are whole. Reads only, also while the flow runs. Exit code 1: damage, 2: cannot check."""
+    from rich.console import Console
+
+    from cutline.cli.places import epoch_number
+
     try:
         if which is not None and every:
-            raise ConfigError("EPOCH and --all exclude one another", next_step="give one of them")
+            raise UsageError("EPOCH and --all exclude one another", next_step="give one of them")
         flow, which = _flow_and_which(flow, which, load_options({"storage": storage}, config_file=config))
         here = flow_here(flow, storage, config, must_have_run=False)
         layout, options = here.layout, here.options
@@ -86,9 +80,16 @@ def verify(
 
 def _flow_and_which(flow: str | None, which: str | None, options: Options) -> tuple[str | None, str | None]:
     """One word alone is a flow if there is one of that name; otherwise a checkpoint or savepoint of the only flow."""
+    from cutline.cli.places import epoch_number
+
     if flow is None or which is not None:
         return flow, which
     names = [one.flow for one in flows_in(options)]
+    if flow not in names and len(names) > 1 and epoch_number(flow) is not None:
+        raise UsageError(
+            f"epoch {flow} of which flow? {options.storage} has {len(names)} flows: {', '.join(names)}",
+            next_step=f"write cutline verify FLOW {flow}",
+        )
     return (None, flow) if flow not in names and len(names) == 1 else (flow, None)
 
 
@@ -103,6 +104,16 @@ def _look(
     on_read: Callable[[int], None],
 ) -> tuple[list[Finding], list[EpochReport]]:
     """Problems of the flow as a whole, and of each requested checkpoint."""
+    from cutline.cli.places import epoch_number
+    from cutline.connectors.replay_guard import ReplayGuard
+    from cutline.maintenance.verify import Verifier
+    from cutline.maintenance.verify_copies import verify_copies
+    from cutline.ports.inspection import CoordinatorRecords
+    from cutline.runtime.stores import store_at
+    from cutline.savepoints.store import Savepoints
+    from cutline.storage.inspector import LocalInspector
+    from cutline.storage.metadata.inspector import inspect_coordinator
+    from cutline.tiers.remote_tier import RemoteTier
 
     def look(folder: Layout, epoch: Epoch) -> EpochReport:
         no_records = CoordinatorRecords()  # the coordinator's records are not copied
@@ -114,7 +125,7 @@ def _look(
     if remote:
         if not options.remote:
             raise ConfigError("there is no remote tier", next_step="set remote in cutline.toml or CUTLINE_REMOTE")
-        store = store_at(f"{options.remote.rstrip('/')}/{flow}", options.remote_options)
+        store = store_at(f"{options.remote.rstrip('/')}/{flow}", options.remote_options, creates=False)
         known = RemoteTier.open(store, layout).checkpoints.epochs()
         wanted = None if every else [epoch] if epoch is not None else known[-1:]
         return [], verify_copies(lambda folder: RemoteTier.open(store, folder), flow, look, wanted)
@@ -139,6 +150,8 @@ def _look(
 @contextmanager
 def _progress(console: Console, *, is_shown: bool) -> Iterator[Callable[[int], None]]:
     """Show how many files and bytes have been read; the total is not known in advance."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not (is_shown and console.is_terminal)) as view:
         task = view.add_task("looking", total=None)
@@ -183,6 +196,9 @@ def _finding(finding: Finding) -> dict[str, Any]:
 def _print(
     console: Console, flow: str, problems: list[Finding], reports: list[EpochReport], count: int, *, deep: bool
 ) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(title=f"checkpoints of {escape(flow)}", title_justify="left")
     for name, justify in (("epoch", "right"), ("verdict", "left"), ("files", "right"), ("bytes", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]  # a literal, which a loop hides
@@ -204,6 +220,8 @@ def _print(
 
 def _print_finding(console: Console, finding: Finding) -> None:
     """Printed outside of the table: paths are long and must not be broken across lines."""
+    from rich.markup import escape
+
     where = "the flow" if finding.epoch is None else f"epoch {finding.epoch}"
     who = f", {finding.operator}" if finding.operator else ""
     console.print(f"[bold red]{where}{escape(who)}[/]: {escape(finding.path)}", highlight=False, soft_wrap=True)

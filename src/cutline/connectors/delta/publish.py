@@ -9,11 +9,11 @@ from cutline.base.crashpoints import crashpoint
 from cutline.base.retry import Retry
 from cutline.connectors.delta.commits import append_files, replace_files
 from cutline.connectors.delta.maintenance import write_log_checkpoint
-from cutline.connectors.delta.replace import Upsert, files_of, overwritten_partitions
+from cutline.connectors.delta.replace import discard_written, files_of, replacement_of, upsert_of
+from cutline.connectors.replaced_rows import overwritten_partitions, rewriting
 from cutline.connectors.rows import storable_schema
 from cutline.connectors.staged_files import check_still_there, digest_of, pieces_of
 from cutline.errors import NotDone
-from cutline.ports.sinks import StageAttempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,11 +135,11 @@ class Publication:
         files = files_of(table, layout.partition_by)
         # Rewritten files keep all columns of the table, including those that the flow's rows lack.
         whole = storable_schema(pa.schema(table.schema().to_arrow()))
-        upsert = Upsert(self._table.path, layout.key, whole, layout.partition_by, _rewriting(self._permit))
         if layout.mode == "upsert":
-            change = upsert.replacement(files, self._pieces)
+            upsert = upsert_of(self._table.path, layout.key, whole, layout.partition_by, rewriting(self._permit))
+            change = replacement_of(upsert.replacement(files, self._pieces))
         else:
-            change = overwritten_partitions(files, self._staged)
+            change = replacement_of(overwritten_partitions(files, self._staged))
         crashpoint("sink-commit-half", self._permit.sink)
         try:
             operation = _OPERATIONS[layout.mode]
@@ -147,17 +147,5 @@ class Publication:
                 return None
         except OSError as error:
             return error  # the version may exist and name the files that were written
-        upsert.discard(change)
+        discard_written(self._table.path, change)
         return NotDone("another writer made that version", path=self._table.path)
-
-
-def _rewriting(permit: CommitPermit) -> StageAttempt:
-    """Names the files that a commit rewrites."""
-    return StageAttempt(
-        flow=permit.flow,
-        operator=permit.operator,
-        generation=permit.generation,
-        batch=permit.through_batch,
-        partition=0,
-        attempt=f"e{permit.epoch}",
-    )

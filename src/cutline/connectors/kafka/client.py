@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,8 @@ STANDSTILL_S = 30.0
 #: How long an error waits for a message that would explain it.
 _MESSAGE_S = 2.0
 PAGE = 1_000
+#: What a broker without topic ids answers: the id of no topic.
+_NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _LOOKS = Backoff(first_s=0.1, factor=1.0)
 #: A file of librdkafka settings (name=value per line), for everything except the address. Secrets belong in it: an
 #: option of a source would appear in plans, offsets and logs.
@@ -111,13 +113,35 @@ def partitions_of(client: Any, servers: str, topic: str) -> list[int] | None:
     return None if found is None or found.error is not None or not found.partitions else sorted(found.partitions)
 
 
-def bounds_of(client: Consumer, servers: str, topic: str, partition: int) -> Bounds:
+def all_topics(servers: str) -> list[str]:
+    """Raises NotDone if no broker answers."""
     kafka = import_kafka()
     try:
-        first, end = client.get_watermark_offsets(kafka.TopicPartition(topic, partition), timeout=TIMEOUT_S)
+        return sorted(administrator(servers).list_topics(timeout=TIMEOUT_S).topics)
+    except kafka.KafkaException as error:
+        raise unreachable(servers, error) from error
+
+
+def bounds_of(client: Consumer, servers: str, topic: str, partition: int) -> Bounds:
+    """Raises NotDone if no broker answers. A partition whose leader changes is asked again."""
+    kafka = import_kafka()
+    at = kafka.TopicPartition(topic, partition)
+    try:
+        first, end = Retry(deadline_s=TIMEOUT_S, backoff=_LOOKS).call(
+            lambda: client.get_watermark_offsets(at, timeout=TIMEOUT_S),
+            on=kafka.KafkaException,
+            is_final=lambda error: not _is_changing(error.args[0]),
+        )
     except kafka.KafkaException as error:
         raise unreachable(servers, error) from error
     return Bounds(first, end)
+
+
+def _is_changing(error: Any) -> bool:
+    """Whether the cluster is about to choose a leader, or to tell of a topic that was just created."""
+    known = import_kafka().KafkaError
+    codes = (known.NOT_LEADER_FOR_PARTITION, known.LEADER_NOT_AVAILABLE, known.UNKNOWN_TOPIC_OR_PART)
+    return error.code() in codes
 
 
 class HiddenEndError(NotDone):
@@ -182,15 +206,26 @@ def administrator(servers: str) -> Any:
 
 
 def topic_id(servers: str, topic: str, client: Any = None) -> str:
-    """Distinguishes a topic from a later one with the same name; empty if the broker has no topic ids (before 2.8)."""
+    """Distinguishes a topic from a later one with the same name; empty if the broker has no topic ids (before 2.8).
+
+    Raises NotDone if no broker answers: not to know an id is not to know whether the topic is the same.
+    """
+    return topic_ids(servers, [topic], client).get(topic, "")
+
+
+def topic_ids(servers: str, topics: Sequence[str], client: Any = None) -> dict[str, str]:
+    """Those of the topics that exist, if the broker has topic ids."""
     kafka = import_kafka()
-    try:
-        futures = (client or administrator(servers)).describe_topics(
-            kafka.TopicCollection([topic]), request_timeout=TIMEOUT_S
-        )
-        return str(futures[topic].result().topic_id)
-    except kafka.KafkaException:
-        return ""
+    admin = client or administrator(servers)  # it must outlive the answers
+    found = {}
+    asked = admin.describe_topics(kafka.TopicCollection(list(topics)), request_timeout=TIMEOUT_S) if topics else {}
+    for topic, answer in asked.items():
+        try:
+            found[topic] = str(answer.result().topic_id)
+        except kafka.KafkaException as error:
+            if error.args[0].code() not in (kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, kafka.KafkaError._UNKNOWN_TOPIC):
+                raise unreachable(servers, error) from error
+    return {topic: identity for topic, identity in found.items() if identity and identity != _NO_TOPIC_ID}
 
 
 def ends_of(client: Any, servers: str, topic: str) -> dict[int, int]:

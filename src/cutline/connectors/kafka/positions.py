@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from cutline.connectors.kafka.client import Bounds, bounds_of, consumer, partitions_of, topic_id
 from cutline.connectors.source_options import SourcePosition, convert, parse
 from cutline.errors import LostInputError
-from cutline.ports.inspection import FileProblem, SourceReport
+from cutline.ports.inspection import FileProblem, SourceProgress, SourceReport
 
 KIND = "cutline_kafka"
 
@@ -48,16 +48,47 @@ def ranges(start: KafkaPosition, end: KafkaPosition) -> dict[int, Bounds]:
     return found
 
 
+class TopicNow(NamedTuple):
+    """What a topic holds now."""
+
+    #: Per partition.
+    bounds: Mapping[str, Bounds]
+    #: Empty: the broker has no topic ids.
+    identity: str = ""
+
+
 def lost_between(
     there: Mapping[str, Bounds] | None, identity: str, start: KafkaPosition, end: KafkaPosition | None
 ) -> list[FileProblem]:
     """What of [start, end) the topic no longer holds; ``there`` None: the topic is gone."""
-    is_other = bool(identity and start.topic_id and identity != start.topic_id)
+    now = None if there is None else TopicNow(there, identity)
+    if end is None:
+        return lost_of_topic(start.topic, now, start.topic_id, start.offsets)
+    return lost_of_topic(start.topic, now, start.topic_id, start.offsets, end=end.offsets, begin=end.begin)
+
+
+def lost_of_topic(
+    topic: str,
+    now: TopicNow | None,
+    identity: str,
+    start: Mapping[str, int],
+    *,
+    end: Mapping[str, int] | None = None,
+    begin: Mapping[str, int] | None = None,
+) -> list[FileProblem]:
+    """What of [start, end) a topic no longer holds; ``now`` None: it is gone. ``identity``: when it was read.
+
+    ``begin``: where reading began in partitions that were added after ``start``; others begin at their first offset.
+    """
+    is_other = now is not None and is_another(now, identity)
+    firsts = dict(start)
+    if now is not None and not is_other:
+        firsts |= {name: (begin or {}).get(name, 0) for name in now.bounds if name not in start}
     problems = []
-    for name, first in sorted(start.offsets.items(), key=lambda item: int(item[0])):
-        what = f"topic {start.topic}, partition {name}"
-        read = max(first, end.offsets.get(name, first)) if end is not None else first
-        bounds = None if there is None or is_other else there.get(name)
+    for name, first in sorted(firsts.items(), key=lambda item: int(item[0])):
+        what = f"topic {topic}, partition {name}"
+        read = max(first, end.get(name, first)) if end is not None else first
+        bounds = None if now is None or is_other else now.bounds.get(name)
         if bounds is None or bounds.end < first:
             why = "another topic has this name now" if is_other or bounds is not None else "it does not exist any more"
             span = f"offsets {first} to {read - 1}" if read > first else f"everything from offset {first} on"
@@ -70,6 +101,43 @@ def lost_between(
             text = f"{what}: offsets {bounds.end} to {read - 1}"
             problems.append(FileProblem(text, "the topic is shorter than it was", read - bounds.end))
     return problems
+
+
+def is_another(now: TopicNow, identity: str) -> bool:
+    """Whether a topic that was read under this id has been replaced; without ids, it cannot be told."""
+    return bool(now.identity and identity and now.identity != identity)
+
+
+def moved_in_topic(now: TopicNow, identity: str, offsets: Mapping[str, int]) -> dict[str, int]:
+    """The next offsets to read, moved to where everything that the topic holds can be read.
+
+    Partitions that are gone are left out. Added ones whose first messages are gone are put in: they begin at their
+    earliest message; the others begin at their first one anyway.
+    """
+    if is_another(now, identity):
+        return {name: bounds.first for name, bounds in now.bounds.items()}
+    here = {}
+    for name, bounds in now.bounds.items():
+        at = offsets.get(name)
+        if at is None and bounds.first > 0:
+            here[name] = bounds.first
+        elif at is not None:
+            here[name] = at if bounds.first <= at <= bounds.end else bounds.first
+    return here
+
+
+def moved_plan(now: TopicNow, identity: str, here: Mapping[str, int], planned: Mapping[str, int]) -> dict[str, int]:
+    """Where a batch ends that was planned after positions which are ``here`` now.
+
+    Of another topic it takes nothing: its output may be in the log already, and what it would read would be dropped.
+    """
+    if is_another(now, identity):
+        return dict(here)
+    ends = dict(here)
+    for name, bounds in now.bounds.items():
+        if name in planned:
+            ends[name] = min(max(planned[name], here.get(name, bounds.first)), bounds.end)
+    return ends
 
 
 # ------------------------------------------------------------------------------------------------- the replay guard
@@ -89,6 +157,17 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
     return SourceReport(lost_between(there, identity, start, end))
 
 
+def progress(position: bytes, stored: Sequence[bytes]) -> SourceProgress | None:
+    """Raises NotDone if no broker can be asked."""
+    from cutline.connectors.kafka.retention import progress_of
+
+    newest, known = parse_position(position), [parse_position(one) for one in stored]
+    if newest is None:
+        return None
+    offsets = [{} if one is None or one.topic != newest.topic else {one.topic: one.offsets} for one in known]
+    return progress_of(newest.servers, {newest.topic: newest.offsets}, offsets)
+
+
 def beginning(position: bytes) -> bytes:
     """Where reading began."""
     found = parse_position(position)
@@ -100,41 +179,38 @@ def moved(positions: Sequence[bytes], latest: bytes | None) -> list[bytes]:
     start, *planned = [one for one in map(parse_position, positions) if one is not None]
     there, identity = _look(start, parse_position(latest))
     if there is None:
-        raise LostInputError(
-            f"topic {start.topic} does not exist any more",
-            next_step="create the topic again, then restart",
-            servers=start.servers,
-        )
-    gone = {problem.path for problem in lost_between(there, identity, start, None)}
-    begin, offsets = (
-        {name: at for name, at in known.items() if name in there} for known in (start.begin, start.offsets)
-    )
-    for name, bounds in there.items():
-        if name in offsets and any(path.startswith(f"topic {start.topic}, partition {name}:") for path in gone):
-            begin[name] = offsets[name] = bounds.first
+        raise gone_topic(start.topic, start.servers)
+    now = TopicNow(there, identity)
     known = identity or start.topic_id
-    here = msgspec.structs.replace(start, begin=begin, offsets=offsets, topic_id=known)
-    result = [here]
+    offsets = moved_in_topic(now, start.topic_id, start.offsets)
+    begin = {name: start.begin[name] if at == start.offsets.get(name) else at for name, at in offsets.items()}
+    result = [msgspec.structs.replace(start, begin=begin, offsets=offsets, topic_id=known)]
     for one in planned:
-        if identity and one.topic_id and one.topic_id != identity:
-            result.append(here)  # offsets planned in the other topic mean nothing in this one
-            continue
-        begins = {name: max(one.begin[name], there[name].first) for name in one.offsets if name in there} | begin
-        ends = {
-            name: min(max(one.offsets[name], offsets.get(name, first)), there[name].end)
-            for name, first in begins.items()
-            if name in one.offsets
-        }
+        ends = moved_plan(now, one.topic_id, offsets, one.offsets)
+        begins = {name: max(one.begin.get(name, 0), there[name].first) for name in ends} | begin
         result.append(msgspec.structs.replace(one, begin=begins, offsets=ends, topic_id=known))
     return [msgspec.json.encode(one) for one in result]
+
+
+def gone_topic(topic: str, servers: str) -> LostInputError:
+    return LostInputError(
+        f"topic {topic} does not exist any more",
+        next_step="create the topic again, then restart",
+        servers=servers,
+    )
+
+
+def topic_bounds(client: Any, servers: str, topic: str) -> dict[str, Bounds] | None:
+    """What every partition holds; None: there is no such topic."""
+    partitions = partitions_of(client, servers, topic)
+    if partitions is None:
+        return None
+    return {str(one): bounds_of(client, servers, topic, one) for one in partitions}
 
 
 def _look(start: KafkaPosition, latest: KafkaPosition | None) -> tuple[dict[str, Bounds] | None, str]:
     # The brokers may have moved since the checkpoint; the newest offset knows the newest addresses.
     servers = (latest or start).servers
     with consumer(servers) as client:
-        partitions = partitions_of(client, servers, start.topic)
-        if partitions is None:
-            return None, ""
-        there = {str(one): bounds_of(client, servers, start.topic, one) for one in partitions}
-    return there, topic_id(servers, start.topic) if start.topic_id else ""
+        there = topic_bounds(client, servers, start.topic)
+    return there, topic_id(servers, start.topic) if start.topic_id and there is not None else ""

@@ -1,8 +1,8 @@
 """A Kafka topic as a source, without Spark's Kafka jar: the same offsets give the same rows, at every attempt.
 
-``spark.readStream.format("cutline_kafka")`` with the options ``servers``, ``topic``, ``start`` (``earliest`` or
-``latest``) and ``max_per_batch``. See docs/sources.md. The driver asks how far the partitions go, as far as
-transactions are finished; executors read one partition's range each.
+``spark.readStream.format("cutline_kafka")`` with the options ``servers``, ``topic``, ``start``, ``max_per_batch``,
+``tasks`` and ``headers``. See docs/sources.md. The driver asks how far the partitions go, as far as transactions are
+finished; executors read ranges of partitions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from cutline.connectors.source_options import furthest_of, most_per_batch, needed, refuse_lost, start_of
+from cutline.connectors.kafka.start import STARTS, begin_offsets, is_start
+from cutline.connectors.source_options import (
+    flag,
+    furthest_of,
+    most_per_batch,
+    needed,
+    ranges_of,
+    refuse_lost,
+    start_of,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,15 +36,15 @@ SCHEMA = (
     "partition int, offset long, key binary, value binary, published_at timestamp, "
     "headers array<struct<key:string,value:binary>>"
 )
+#: Ranges that are shorter share a task: a task costs more than reading so many messages.
+_SHORT = 10_000
 
 
-class OffsetRange(InputPartition):
-    """What one task reads."""
+class OffsetRanges(InputPartition):
+    """What one task reads: (partition, first, end), in this order."""
 
-    def __init__(self, partition: int, first: int, end: int) -> None:
-        self.partition = partition
-        self.first = first
-        self.end = end
+    def __init__(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        self.ranges = ranges
 
 
 class KafkaSource(DataSource):
@@ -45,7 +55,7 @@ class KafkaSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        return SCHEMA
+        return SCHEMA if flag(self.options, "headers", default=True) else SCHEMA.rpartition(", headers")[0]
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return KafkaReader(self.options)
@@ -57,7 +67,9 @@ class KafkaReader(DataSourceStreamReader):
     def __init__(self, options: Any) -> None:
         self._servers = needed(options, "servers", source=FORMAT)
         self._topic = needed(options, "topic", source=FORMAT)
-        self._start = start_of(options)
+        self._start = start_of(options, place=STARTS, is_place=is_start)
+        self._tasks = whole_number(options, "tasks", 0)
+        self._with_headers = flag(options, "headers", default=True)
         self._most = most_per_batch(options)
         self._client: Any = None
         self._administrator: Any = None
@@ -77,7 +89,7 @@ class KafkaReader(DataSourceStreamReader):
         from cutline.connectors.kafka.positions import KafkaPosition
 
         there = self._look()
-        begin = {name: one.first if self._start == "earliest" else one.end for name, one in there.items()}
+        begin = begin_offsets(self._client, self._servers, self._topic, self._start, there)
         identity = topic_id(self._servers, self._topic)
         return KafkaPosition(
             servers=self._servers, topic=self._topic, topic_id=identity, begin=begin, offsets=begin
@@ -124,8 +136,10 @@ class KafkaReader(DataSourceStreamReader):
         found = ranges(first, last)
         if self._planned != (first, last):
             begin = msgspec.structs.replace(last, offsets={str(number): one.first for number, one in found.items()})
-            self._refuse_lost(self._look(), self._identity(last), begin, last)
-        return [OffsetRange(number, one.first, one.end) for number, one in sorted(found.items()) if one.end > one.first]
+            there = {name: one for name, one in self._look().items() if name in begin.offsets}
+            self._refuse_lost(there, self._identity(last), begin, last)
+        spans = [(number, one.first, one.end) for number, one in sorted(found.items()) if one.end > one.first]
+        return [OffsetRanges(one) for one in packed(spans, self._tasks)]
 
     def stop(self) -> None:
         self._close.close()
@@ -170,29 +184,29 @@ class KafkaReader(DataSourceStreamReader):
     # ------------------------------------------------------------------ executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from cutline.connectors.kafka.client import Bounds, consumer, read_range
+        from cutline.connectors.kafka.client import Bounds
+        from cutline.connectors.kafka.fetching import read_columns
 
-        if not isinstance(partition, OffsetRange):
-            return
-        bounds = Bounds(partition.first, partition.end)
-        with consumer(self._servers) as client:
-            for page in read_range(client, self._servers, self._topic, partition.partition, bounds):
-                yield _record_batch(partition.partition, page)
+        if isinstance(partition, OffsetRanges):
+            for number, first, end in partition.ranges:
+                bounds = Bounds(first, end)
+                yield from read_columns(self._servers, self._topic, number, bounds, with_headers=self._with_headers)
 
 
-def _record_batch(partition: int, page: list[Any]) -> pa.RecordBatch:
-    import pyarrow as pa
+def packed(spans: Sequence[tuple[int, int, int]], tasks: int) -> list[list[tuple[int, int, int]]]:
+    """What each task reads, of (partition, first, end). ``tasks``: about so many; 0: one per partition, if it is long.
 
-    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    headers = [[{"key": key, "value": value} for key, value in one.headers] for one in page]
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([partition] * len(page), pa.int32()),
-            pa.array([one.offset for one in page], pa.int64()),
-            pa.array([one.key for one in page], pa.binary()),
-            pa.array([one.value for one in page], pa.binary()),
-            pa.array([one.timestamp_ms * 1_000 for one in page], pa.timestamp("us", tz="UTC")),
-            pa.array(headers, pa.list_(header)),
-        ],
-        names=["partition", "offset", "key", "value", "published_at", "headers"],
-    )
+    Long ranges are split only if there are to be more tasks than partitions; short ones share a task.
+    """
+    total = sum(end - first for _, first, end in spans)
+    most = max(-(-total // tasks), 1) if tasks else max([_SHORT, *(end - first for _, first, end in spans)])
+    found: list[list[tuple[int, int, int]]] = []
+    room = 0
+    for number, first, end in spans:
+        for low, high in ranges_of(first, end, -(-(end - first) // most)):
+            if high - low > room:
+                found.append([])
+                room = most
+            found[-1].append((number, low, high))
+            room -= high - low
+    return found

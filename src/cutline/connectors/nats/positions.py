@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from cutline.connectors.nats.client import Connection, StreamState, stream_state
+from cutline.base.clock import now_ms
+from cutline.connectors.nats.client import Connection, StreamState, read_range, stream_state
 from cutline.connectors.source_options import SourcePosition, convert, parse
 from cutline.errors import LostInputError
-from cutline.ports.inspection import FileProblem, SourceReport
+from cutline.ports.inspection import Expiry, FileProblem, PartitionProgress, SourceProgress, SourceReport
+from cutline.protocol.recovery.restorable import kept_until
 
 KIND = "cutline_nats"
 
@@ -99,6 +101,43 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
         return SourceReport()
     end = parse_position(latest)
     return SourceReport(lost_between(_look(start, end), start, end))
+
+
+def progress(position: bytes, stored: Sequence[bytes]) -> SourceProgress | None:
+    """Raises NotDone if the server cannot be asked."""
+    newest, known = parse_position(position), [parse_position(one) for one in stored]
+    if newest is None:
+        return None
+    with Connection(newest.url) as connection:
+        state = stream_state(connection, newest.stream)
+        if state is None:
+            return None
+        expiries = [_expiry(connection, state, one) for one in known]
+    own = PartitionProgress(newest.stream, newest.sequence, max(state.end, newest.sequence))
+    return SourceProgress(f"stream {newest.stream}", [own], expiries)
+
+
+def _expiry(connection: Connection, state: StreamState, position: NatsPosition | None) -> Expiry:
+    """By the first message that the position needs, if the stream has it."""
+    if position is None or position.created != state.created or not state.first <= position.sequence < state.end:
+        return Expiry(None)
+    page = next(read_range(connection, state.name, position.sequence, state.end), [])
+    if not page:
+        return Expiry(None)
+    written_ms, at_ms, ahead = page[0].published_ns // 1_000_000, now_ms(), state.end - position.sequence
+    size_bytes = sum(len(one.data) + len(one.subject) for one in page) // len(page)
+    limits = {name: max(int(state.config.get(name) or 0), 0) or None for name in ("max_age", "max_msgs", "max_bytes")}
+    age_ms = None if limits["max_age"] is None else limits["max_age"] // 1_000_000
+    ends = {
+        "max_age": kept_until(written_ms, at_ms, age_ms=age_ms),
+        "max_msgs": kept_until(written_ms, at_ms, most_bytes=limits["max_msgs"], ahead_bytes=ahead),
+        "max_bytes": kept_until(written_ms, at_ms, most_bytes=limits["max_bytes"], ahead_bytes=ahead * size_bytes),
+    }
+    known = {name: until_ms for name, until_ms in ends.items() if until_ms is not None}
+    if not known:
+        return Expiry(None)
+    first = min(known, key=lambda name: known[name])
+    return Expiry(known[first], f"{first} of stream {state.name}")
 
 
 def beginning(position: bytes) -> bytes:

@@ -15,7 +15,7 @@ from cutline.base.redaction import address_without_secrets
 from cutline.connectors.postgres.connection import Address, connection_parameters, unreachable
 from cutline.connectors.source_options import SourcePosition, convert, parse
 from cutline.errors import ConfigError, LostInputError, SinkError
-from cutline.ports.inspection import FileProblem, SourceReport
+from cutline.ports.inspection import FileProblem, SourceProgress, SourceReport
 
 if TYPE_CHECKING:
     import psycopg
@@ -237,6 +237,11 @@ def check(position: bytes | None, latest: bytes | None) -> SourceReport:
         problem = lost_between(connection, start, end)
     notes = [] if end is not None else ["is not guarded against deleted rows: how far it had read is unknown"]
     return SourceReport([problem] if problem else [], notes)
+
+
+def progress(position: bytes, stored: Sequence[bytes]) -> SourceProgress | None:
+    """Not known: a table drops nothing by itself, and counting the rows after a key would read them."""
+    return None
 
 
 def beginning(position: bytes) -> bytes:

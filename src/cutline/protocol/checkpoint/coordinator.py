@@ -372,6 +372,8 @@ class Coordinator:
                 previous_epoch=self._complete.newest,
                 started_ms=epoch.started_ms,
                 acks=epoch.merged_acks(),
+                published=self._publisher.published_by_each(),
+                pause_ms=self._settings.retention.pause_ms,
                 is_inherited=epoch.is_inherited,
             )
         ]
@@ -410,6 +412,7 @@ class Coordinator:
                 previous_epoch=newest,
                 batches=found.batches if found else epoch.cut_batches(),
                 completed_ms=event.completed_ms or now_ms,
+                flow_ms=event.flow_ms,
             )
         )
         self._requests.await_publication(epoch.requests, event.epoch)

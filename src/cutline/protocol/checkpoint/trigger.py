@@ -38,7 +38,7 @@ class TriggerPolicy:
         """``first_ms``: when the timer starts running.
 
         ``awaited``: of a flow without any checkpoint, the operators that have sinks. Its first checkpoint begins when
-        each of them has run a batch: readers need not wait for a whole interval, and a restore has a goal early. None:
+        each of them has made rows: readers need not wait for a whole interval, and a restore has a goal early. None:
         the timer alone counts.
         """
         self._settings = settings
@@ -99,7 +99,7 @@ class TriggerPolicy:
 
     def progressed(self, event: ProgressMade) -> None:
         """An operator has run a batch, or its channel has become full or free."""
-        if self._awaited is not None and event.batches:
+        if self._awaited is not None and event.rows:  # Spark begins with an empty batch where no input is there yet
             self._awaited.discard(event.operator)
         if event.is_source:
             self._batches += event.batches
@@ -114,7 +114,7 @@ class TriggerPolicy:
             self._without_room.discard(event.operator)
 
     def started(self, now_ms: int) -> None:
-        if not self._awaited:  # one that began before their first batches has nothing to publish
+        if not self._awaited:  # one that began before their first rows has nothing to publish
             self._awaited = None
         self._timer_began_ms = now_ms
         self._batches = 0

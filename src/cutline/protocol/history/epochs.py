@@ -62,8 +62,10 @@ def lost_behind(
 ) -> list[tuple[Epoch, Epoch]]:
     """Of (epoch, previous epoch) pairs, ascending: the epochs that cannot be used because the previous one is lost.
 
-    An epoch publishes what was staged after the previous one, so that one must be known. Epochs missing at the
-    beginning were released and are not needed; an unreadable one, or one missing in between, makes the next unusable.
+    An epoch publishes what was staged after the previous one, so that one must be known, unless it was released.
+    Epochs missing at the beginning were released; so were those missing in between that every sink has published.
+    ``published``: how far each sink that has a part in these epochs has published. An unreadable epoch, or one missing
+    above that, makes the next unusable.
     """
     slowest = min(published, default=None)
     lost: list[tuple[Epoch, Epoch]] = []

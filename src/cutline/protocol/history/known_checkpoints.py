@@ -107,6 +107,7 @@ def complete_epoch(manifest: Manifest) -> CompleteEpoch:
         previous_epoch=manifest.previous_epoch,
         batches={name: cut.batch for name, cut in manifest.operators.items()},
         completed_ms=manifest.completed_ms,
+        flow_ms=manifest.flow_ms,
         after_batches={name: cut.after_batch for name, cut in manifest.operators.items()},
     )
 

@@ -18,12 +18,24 @@ class Rung:
     every_ms: int
 
 
+def flow_time_ms(newest: CompleteEpoch | None, now_ms: int, pause_ms: int | None) -> int:
+    """The flow's own time: the clock, but of the time since the newest checkpoint at most ``pause_ms`` counts.
+
+    Checkpoints age by it. While a flow is stopped nothing new takes the place of its history, and a clock that was set
+    forward says nothing about the flow: neither may release checkpoints.
+    """
+    if newest is None:
+        return now_ms
+    passed_ms = max(now_ms - newest.completed_ms, 0)
+    return newest.moment_ms + (passed_ms if pause_ms is None else min(passed_ms, pause_ms))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
     """The newest ``count`` stay, all younger than ``age_ms`` (None: age keeps none), and those on the ``ladder``.
 
     Only the newest ``count`` need the channels' logs: an older one is detached, that is, what it had in flight is
-    stored with it.
+    stored with it. Ages are measured in the flow's own time.
     """
 
     count: int
@@ -32,6 +44,8 @@ class RetentionPolicy:
     ladder: tuple[Rung, ...] = ()
     #: Whether checkpoints can be detached: not if an operator is restored alone, since it reads the logs up to now.
     detaches: bool = True
+    #: A longer time without a checkpoint is a pause, see ``flow_time_ms``; None: there are no pauses.
+    pause_ms: int | None = None
 
     def expendable(
         self, complete: Sequence[CompleteEpoch], *, published_everywhere: Epoch, pins: Collection[Epoch], now_ms: int
@@ -41,14 +55,20 @@ class RetentionPolicy:
         The newest one that every sink has published always stays: the epoch after it publishes what was staged since,
         and only its record says since when.
         """
-        on_ladder = self.on_ladder(((item.epoch, item.completed_ms) for item in complete), now_ms)
+        on_ladder = self.on_ladder(complete, now_ms)
+        flow_ms = self._flow_time_ms(complete, now_ms)
+        older = {item.epoch for item in self._older(complete)}
+
+        def is_kept(item: CompleteEpoch) -> bool:
+            is_young = self.age_ms is not None and flow_ms - item.moment_ms < self.age_ms
+            return item.epoch not in older or item.epoch in on_ladder or is_young
+
         return tuple(
             item.epoch
-            for item in self._older(complete)
+            for item in complete
             if item.epoch < published_everywhere
             and item.epoch not in pins
-            and item.epoch not in on_ladder
-            and (self.age_ms is None or now_ms - item.completed_ms >= self.age_ms)
+            and not (item.is_restorable and is_kept(item))
         )
 
     def detachable(self, complete: Sequence[CompleteEpoch], *, published_everywhere: Epoch) -> tuple[Epoch, ...]:
@@ -60,40 +80,36 @@ class RetentionPolicy:
     def _older(self, complete: Sequence[CompleteEpoch]) -> Sequence[CompleteEpoch]:
         return complete[: max(len(complete) - self.count, 0)]
 
-    def on_ladder(self, times: Iterable[tuple[Epoch, int]], now_ms: int) -> dict[Epoch, Rung]:
-        """The epochs that stay for their age, each with its rung; ``times``: ascending epochs, when each was completed.
+    def _flow_time_ms(self, complete: Sequence[CompleteEpoch], now_ms: int) -> int:
+        return flow_time_ms(complete[-1] if complete else None, now_ms, self.pause_ms)
 
-        Older than the ladder is long, they stay as they were until half of it has been climbed anew: after a long
-        pause, or by a clock that was set forward, a flow would else lose its whole history at once.
+    def on_ladder(self, complete: Sequence[CompleteEpoch], now_ms: int) -> dict[Epoch, Rung]:
+        """The epochs that stay for their age, each with its rung: the oldest of each slot.
+
+        Slots begin at fixed times, so that a day begins with one of its hours.
         """
-        present: list[tuple[Epoch, int]] = []
-        past: list[tuple[Epoch, int]] = []
-        for one in times:
-            (past if self._rung_of(one[1], now_ms) is None else present).append(one)
-        staying = self._in_slots(present, now_ms)
-        if past and self.ladder and not any(now_ms - at >= self.ladder[-1].until_ms // 2 for _, at in present):
-            staying |= self._in_slots(past, max(at for _, at in past))
-        return staying
-
-    def _in_slots(self, times: Iterable[tuple[Epoch, int]], now_ms: int) -> dict[Epoch, Rung]:
-        """The oldest epoch of each slot. Slots begin at fixed times: a day begins with one of its hours."""
+        flow_ms = self._flow_time_ms(complete, now_ms)
         staying: dict[tuple[int, int], tuple[Epoch, Rung]] = {}
-        for epoch, completed_ms in times:
-            rung = self._rung_of(completed_ms, now_ms)
+        for item in complete:
+            age_ms = flow_ms - item.moment_ms
+            rung = next((rung for rung in self.ladder if age_ms < rung.until_ms), None)
             if rung is not None:
-                slot = completed_ms // rung.every_ms if rung.every_ms else epoch
-                staying.setdefault((rung.every_ms, slot), (epoch, rung))
+                slot = item.moment_ms // rung.every_ms if rung.every_ms else item.epoch
+                staying.setdefault((rung.every_ms, slot), (item.epoch, rung))
         return dict(staying.values())
 
-    def _rung_of(self, completed_ms: int, now_ms: int) -> Rung | None:
-        return next((rung for rung in self.ladder if now_ms - completed_ms < rung.until_ms), None)
-
     def next_expiry_ms(self, complete: Sequence[CompleteEpoch], pins: Collection[Epoch], now_ms: int) -> int | None:
-        """When the next epoch that stays only for its age becomes too old; None if there is none."""
+        """When the next epoch that stays only for its age becomes too old; None if none does before a checkpoint."""
+        if not complete:
+            return None
+        flow_ms = self._flow_time_ms(complete, now_ms)
+        newest = complete[-1]
+        last_ms = None if self.pause_ms is None else newest.moment_ms + self.pause_ms
         limits = [rung.until_ms for rung in self.ladder] + ([self.age_ms] if self.age_ms is not None else [])
         older = [item for item in self._older(complete) if item.epoch not in pins]
-        expiries = (item.completed_ms + limit for item in older for limit in limits)
-        return min((expiry for expiry in expiries if expiry > now_ms), default=None)
+        expiries = (item.moment_ms + limit for item in older for limit in limits)
+        first_ms = min((one for one in expiries if one > flow_ms and (last_ms is None or one <= last_ms)), default=None)
+        return None if first_ms is None else newest.completed_ms + first_ms - newest.moment_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

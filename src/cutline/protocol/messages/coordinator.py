@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cutline.model.cut import BarrierTerms, OperatorAck
-from cutline.model.ids import BatchId, Epoch, Generation, OperatorId
+from cutline.model.ids import BatchId, Epoch, Generation, OperatorId, SinkId
 from cutline.protocol.messages.time import TimePassed
 from cutline.protocol.messages.wire import (
     OperatorAcked,
@@ -87,6 +87,7 @@ class ManifestStored:
 
     epoch: Epoch
     completed_ms: int = 0
+    flow_ms: int = 0
     #: Set when an earlier coordinator had stored the manifest: the facts of that manifest.
     found: FoundManifest | None = None
 
@@ -163,6 +164,10 @@ class StoreManifest:
     previous_epoch: Epoch
     started_ms: int
     acks: Mapping[OperatorId, OperatorAck]
+    #: How far each sink has published now: explains later why earlier epochs are gone.
+    published: Mapping[SinkId, Epoch] = field(default_factory=dict)
+    #: How much of the time since the previous epoch counts as the flow's own at most; None: all of it.
+    pause_ms: int | None = None
     #: An earlier coordinator began the epoch and may still try to store the manifest: its place must stay taken for
     #: good, even after the checkpoint is collected.
     is_inherited: bool = False

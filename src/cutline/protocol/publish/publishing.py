@@ -23,8 +23,18 @@ class CompleteEpoch:
     #: Per operator: the batch after which its snapshot lies.
     batches: Mapping[OperatorId, BatchId]
     completed_ms: int = 0
+    #: The same in the flow's own time, see ``RetentionPolicy``; 0: of a former version, which had no other time.
+    flow_ms: int = 0
     #: Per operator: the cut batch of the previous epoch, in case that epoch is collected. Empty: it is not collected.
     after_batches: Mapping[OperatorId, BatchId] = field(default_factory=dict)
+
+    #: Of an epoch of another host this one may have only the records, to publish it; nothing can be restored from them.
+    is_restorable: bool = True
+
+    @property
+    def moment_ms(self) -> int:
+        """When it was completed, in the flow's own time."""
+        return self.flow_ms or self.completed_ms
 
 
 class SinkState(enum.Enum):
@@ -86,6 +96,9 @@ class Publisher:
     def published(self, sink: SinkId) -> Epoch:
         return self._sinks[sink].published
 
+    def published_by_each(self) -> dict[SinkId, Epoch]:
+        return {sink: state.published for sink, state in self._sinks.items()}
+
     def published_everywhere(self, complete: Sequence[CompleteEpoch]) -> Epoch:
         """The newest epoch that every sink has published; without sinks, the newest complete one."""
         newest = complete[-1].epoch if complete else NO_EPOCH
@@ -141,7 +154,7 @@ class Publisher:
                 continue
             epoch = complete[following]
             before = complete[following - 1] if following else None
-            # An epoch is released only when every sink has published it. Among the epochs left only pins leave gaps.
+            # An epoch is released only when every sink has published it: a gap above that is a loss.
             is_gap = before is not None and before.epoch < epoch.previous_epoch and before.epoch not in pins
             if is_gap and state.published < epoch.previous_epoch:
                 raise InvariantViolation(

@@ -10,7 +10,7 @@ from cutline.model.generation import GenerationRecord
 from cutline.model.ids import NO_EPOCH, Epoch, OperatorId
 from cutline.protocol.history.epochs import lost_behind
 from cutline.protocol.history.evolution import Definition
-from cutline.protocol.history.known_checkpoints import of_present_history
+from cutline.protocol.history.known_checkpoints import newest_of, of_present_history
 from cutline.protocol.recovery.facts import SinkFacts, StoredFacts
 
 
@@ -58,7 +58,11 @@ def present_history(
         else:
             readable.append(one.manifest)
     live = of_present_history(readable, stored.generations)
-    reached = [(one.operator, max(one.published, one.recorded, published)) for one in sinks]
+    reached = [
+        (one.operator, max(one.published, one.recorded, noted, published))
+        for one in sinks
+        if (noted := _published_before(live, one)) is not None
+    ]
     lost = _lost_in_gaps(live, definition, reached, unreadable, pins)
     for epoch, before in lost.items():
         note(f"epoch {epoch}: not published, and epoch {before} before it is lost")
@@ -70,6 +74,18 @@ def present_history(
         owners=owners,
         live=tuple(one.epoch for one in live),
     )
+
+
+def _published_before(live: Sequence[Manifest], sink: SinkFacts) -> Epoch | None:
+    """How far the sink had published when the newest checkpoint was completed; None: it did not exist then.
+
+    Retention releases what every sink has published. A sink that was added since has no part in older epochs, and must
+    not make them look lost; nor must one whose ledger shows less, because an epoch without rows need not leave a trace.
+    """
+    newest = newest_of(live, sink.operator) or (live[-1] if live else None)
+    if newest is None or newest.published is None:
+        return NO_EPOCH
+    return newest.published.get(sink.sink)
 
 
 def _lost_in_gaps(

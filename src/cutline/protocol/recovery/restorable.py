@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from cutline.model.ids import Epoch
-from cutline.protocol.history.retention import RetentionPolicy, Rung
+from cutline.protocol.history.retention import RetentionPolicy, Rung, flow_time_ms
 from cutline.protocol.publish.publishing import CompleteEpoch
 
 
@@ -18,6 +18,21 @@ class Release:
     #: The rung on which it is until then; None: it is kept by its age, or is one of the newest.
     rung: Rung | None = None
     is_by_age: bool = False
+
+
+def kept_until(
+    written_ms: int, now_ms: int, *, age_ms: int | None = None, most_bytes: int | None = None, ahead_bytes: int = 0
+) -> int | None:
+    """Until when a log keeps a message that was written at ``written_ms``, if it grows as it has since; None: forever.
+
+    ``age_ms``: it is dropped when it is that old. ``most_bytes``: it is dropped when more than that follows it;
+    ``ahead_bytes``: as much follows it now. A log may keep it longer: it drops whole files.
+    """
+    ends = [written_ms + age_ms] if age_ms is not None else []
+    if most_bytes is not None and ahead_bytes > 0:
+        passed_ms = max(now_ms - written_ms, 1)
+        ends.append(written_ms + passed_ms * most_bytes // ahead_bytes)
+    return min(ends, default=None)
 
 
 def released_at(
@@ -35,19 +50,22 @@ def released_at(
     """
     if not complete:
         return {}
-    own = {one.epoch for one in complete}
-    expected = _expected(complete[-1], policy.count if interval_ms else 0, interval_ms, now_ms)
-    here, found, at_ms = list(complete), dict[Epoch, Release](), now_ms
+    flow_ms = flow_time_ms(complete[-1], now_ms, policy.pause_ms)
+    # From now on the flow runs, and its own time passes like any other.
+    running, pauses_ms = replace(policy, pause_ms=None), now_ms - flow_ms
+    here = [replace(one, completed_ms=one.moment_ms) for one in complete]
+    own, found, at_ms = {one.epoch for one in here}, dict[Epoch, Release](), flow_ms
+    expected = _expected(here[-1], policy.count if interval_ms else 0, interval_ms, flow_ms)
     while True:
-        gone = policy.expendable(here, published_everywhere=published_everywhere, pins=pins, now_ms=at_ms)
+        gone = running.expendable(here, published_everywhere=published_everywhere, pins=pins, now_ms=at_ms)
         if gone:
-            rungs = policy.on_ladder(((one.epoch, one.completed_ms) for one in here), at_ms - 1)
-            ages = {one.epoch: at_ms - 1 - one.completed_ms for one in here}
+            rungs = running.on_ladder(here, at_ms - 1)
+            ages = {one.epoch: at_ms - 1 - one.moment_ms for one in here}
             for epoch in own.intersection(gone):
                 is_by_age = policy.age_ms is not None and ages[epoch] < policy.age_ms
-                found[epoch] = Release(at_ms=at_ms, rung=rungs.get(epoch), is_by_age=is_by_age)
+                found[epoch] = Release(at_ms=at_ms + pauses_ms, rung=rungs.get(epoch), is_by_age=is_by_age)
         here = [one for one in here if one.epoch not in gone]
-        expiry_ms = policy.next_expiry_ms(here, pins, at_ms)
+        expiry_ms = running.next_expiry_ms(here, pins, at_ms)
         if expected and (expiry_ms is None or expected[0].completed_ms <= expiry_ms):
             next_one = expected.pop(0)
             here.append(next_one)
@@ -63,6 +81,7 @@ def _expected(newest: CompleteEpoch, count: int, interval_ms: int, now_ms: int) 
     due_ms = newest.completed_ms + interval_ms
     first_ms = due_ms if due_ms > now_ms else now_ms + interval_ms
     return [
-        replace(newest, epoch=Epoch(newest.epoch + number), completed_ms=first_ms + (number - 1) * interval_ms)
+        replace(newest, epoch=Epoch(newest.epoch + number), completed_ms=at_ms, flow_ms=at_ms)
         for number in range(1, count + 1)
+        for at_ms in [first_ms + (number - 1) * interval_ms]
     ]

@@ -142,9 +142,9 @@ def settle(sink: SinkFacts, manifests: Sequence[Manifest], *, is_per_operator: b
     newest = rewind_target(manifests, sink.published) or epoch_in(manifests, sink.operator)
     is_ahead = sink.published > newest
     keeps = is_ahead and sink.on_rollback == "keep"
-    # What came before the first epoch was released when every sink had published it. A host without records learns it
+    # What is missing before an epoch was released when every sink had published it. A host without records learns it
     # here, and from nothing else: an epoch without rows, or a sink that publishes batches, leaves no trace of epochs.
-    released = manifests[0].previous_epoch if manifests and not is_per_operator else NO_EPOCH
+    released = NO_EPOCH if is_per_operator else _released_before(manifests)
     reached = min(max(sink.published, sink.recorded, released), newest)
     floor = NO_EPOCH if is_per_operator else not_held(manifests, sink.operator)
     return SinkSettlement(
@@ -154,3 +154,10 @@ def settle(sink: SinkFacts, manifests: Sequence[Manifest], *, is_per_operator: b
         reached=reached,
         published=max(reached, floor),
     )
+
+
+def _released_before(manifests: Sequence[Manifest]) -> Epoch:
+    """The newest epoch that retention has released, as far as the epochs that are left show it."""
+    before = [NO_EPOCH, *(one.epoch for one in manifests)]
+    gaps = [one.previous_epoch for one, epoch in zip(manifests, before, strict=False) if one.previous_epoch > epoch]
+    return max(gaps, default=NO_EPOCH)

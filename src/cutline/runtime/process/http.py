@@ -15,23 +15,14 @@ from prometheus_client.exposition import choose_encoder
 
 from cutline.base.logs import get_logger
 from cutline.base.redaction import without_secrets
+from cutline.config.addresses import parse_address
 from cutline.errors import ConfigError
 from cutline.runtime.process.flows import Flows
 
 log = get_logger(__name__)
 
-_LOOPBACK = "127.0.0.1"
 #: A client that sends nothing does not hold a thread for longer.
 _REQUEST_SECONDS = 10
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """``HOST:PORT``, ``:PORT`` or ``PORT``; without a host, loopback only."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (port.isascii() and port.isdigit() and len(port) <= 5) or not 0 <= int(port) <= 65535:
-        raise ConfigError(f"--http {text}: no port", next_step="write HOST:PORT, for example 127.0.0.1:7441")
-    return host or _LOOPBACK, int(port)
 
 
 @contextlib.contextmanager

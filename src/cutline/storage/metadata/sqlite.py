@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from cutline.base.storage_errors import storage_error
-from cutline.errors import FencedError, InvariantViolation, NotDone, UnknownFormatError
+from cutline.errors import DamagedRecordError, FencedError, InvariantViolation, NotDone, UnknownFormatError
 from cutline.model.cut import BarrierTerms
 from cutline.model.history import Identity
 from cutline.model.ids import Epoch, Generation, SinkId
@@ -27,6 +27,7 @@ _AWAY = {
     sqlite3.SQLITE_CANTOPEN: "the coordinator's records cannot be opened",
     sqlite3.SQLITE_BUSY: "another process has locked the coordinator's records",
 }
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
@@ -62,6 +63,9 @@ class SqliteMetadata:
             if is_copy and path.exists():
                 with contextlib.closing(sqlite3.connect(address_for_reading(path), uri=True, timeout=30)) as original:
                     original.backup(self._db)
+                found = [line for (line,) in self._db.execute("PRAGMA integrity_check(1)")]
+                if found != ["ok"]:
+                    raise _damaged("; ".join(found))
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -249,13 +253,25 @@ class SqliteMetadata:
             self._db.close()
 
 
+def _damaged(why: str) -> DamagedRecordError:
+    return DamagedRecordError(
+        f"the coordinator's database cannot be read: {why}",
+        next_step="see what else is damaged: cutline verify; then use a copy of the file from a backup",
+        store="coordinator.sqlite",
+    )
+
+
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turns the errors that end when a resource is back into NotDone."""
+    """Turns the errors that end when a resource is back into NotDone, and a damaged file into DamagedRecordError."""
     try:
         yield
-    except sqlite3.OperationalError as error:
+    except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0)  # errors of the Python module itself have none
+        if code & 0xFF in _DAMAGED:
+            raise _damaged(str(error)) from error
+        if not isinstance(error, sqlite3.OperationalError):
+            raise
         why = _AWAY.get(code) or _AWAY.get(code & 0xFF)
         if why is None:
             raise

@@ -28,12 +28,57 @@ class JarSet(NamedTuple):
     name: str
     #: ``group:artifact:version``.
     artifacts: tuple[str, ...]
-    #: ``group:artifact`` that Spark brings itself, or that would only be in the way.
+    #: ``group:artifact`` that Spark brings itself, or that would only be in the way; ``*:*``: all that is not named.
     excluded: tuple[str, ...] = ()
 
 
 KAFKA = JarSet("kafka", ("org.apache.kafka:kafka_2.13:4.3.1", "org.slf4j:slf4j-simple:1.7.36"))
-SETS = {one.name: one for one in (KAFKA,)}
+#: A NameNode and a DataNode, of the Hadoop that the newest PySpark ships.
+HDFS = JarSet(
+    "hdfs",
+    (
+        "org.apache.hadoop:hadoop-hdfs:3.5.0",
+        "org.apache.hadoop:hadoop-hdfs-client:3.5.0",
+        "org.apache.hadoop:hadoop-common:3.5.0",
+        "org.slf4j:slf4j-simple:1.7.36",
+    ),
+    excluded=("org.slf4j:slf4j-reload4j",),
+)
+#: For a Spark session: Hadoop's S3A. Instead of the SDK's bundle of all services (690 MB) only the modules that S3A
+#: loads, without what Spark has on its class path.
+S3A = JarSet(
+    "s3a",
+    (
+        "org.apache.hadoop:hadoop-aws:3.5.0",
+        "software.amazon.awssdk:s3-transfer-manager:2.35.4",
+        "software.amazon.awssdk:sts:2.35.4",
+        "software.amazon.awssdk:apache-client:2.35.4",
+    ),
+    excluded=(
+        "software.amazon.awssdk:bundle",
+        "org.wildfly.openssl:wildfly-openssl",
+        "org.apache.httpcomponents:*",
+        "commons-codec:*",
+        "commons-logging:*",
+        "io.netty:*",
+        "org.slf4j:*",
+    ),
+)
+#: Spark's file manager for object stores, the newest that was published. Cutline refuses it; a test shows why.
+SPARK_CLOUD = JarSet("spark-cloud", ("org.apache.spark:spark-hadoop-cloud_2.13:4.1.2",), excluded=("*:*",))
+#: Spark's own Kafka connector, for its class path, without what Spark brings itself. All of it is named: its own
+#: descriptor would look for the rest in a mirror that not every machine reaches. There is none for Spark 4.3 yet.
+SPARK_KAFKA = JarSet(
+    "spark-kafka",
+    (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.0-preview1",
+        "org.apache.kafka:kafka-clients:3.9.2",
+        "org.apache.commons:commons-pool2:2.13.1",
+    ),
+    ("*:*",),
+)
+SETS = {one.name: one for one in (KAFKA, SPARK_KAFKA, HDFS, S3A, SPARK_CLOUD)}
 
 
 def cache_folder() -> Path:

@@ -84,6 +84,7 @@ class KafkaNode(ServerProcess):
             "group.initial.rebalance.delay.ms": 0,
             # Expired records and transactions are noticed soon.
             "log.retention.check.interval.ms": 500,
+            "log.initial.task.delay.ms": 500,
             "log.segment.delete.delay.ms": 100,
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
             # A killed node is noticed soon, also by the node that follows it after a restart.

@@ -91,4 +91,4 @@ def _retention(rng: Random, *, is_per_operator: bool) -> RetentionPolicy:
     count, age_ms = rng.choice([1, 1, 2, 3]), rng.choice([None, None, 300])
     has_ladder = age_ms is not None and not is_per_operator
     ladder = (Rung(until_ms=200, every_ms=0), Rung(until_ms=4_000, every_ms=400)) if has_ladder else ()
-    return RetentionPolicy(count=count, age_ms=age_ms, ladder=ladder, detaches=not is_per_operator)
+    return RetentionPolicy(count=count, age_ms=age_ms, ladder=ladder, detaches=not is_per_operator, pause_ms=1_000)

@@ -115,6 +115,8 @@ class MemoryQueryDir:
 
     def begin_as_before(self, spark_checkpoint_dir: Path, live_dir: Path) -> None: ...
 
+    def record_sources(self, operator: OperatorId, spark_checkpoint_dir: Path) -> None: ...
+
     # ------------------------------------------------------------------ input that is gone
 
     def lost_input(self, record: OperatorRecord, live_dir: Path) -> list[LostInput]:

@@ -28,7 +28,7 @@ Using Spark's default log4j profile
 
 @pytest.fixture(autouse=True)
 def _loggers_as_before() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("cutline", "py4j", "pyspark")]
+    loggers = [logging.getLogger(name) for name in ("cutline", "cutline.spark_output", "py4j", "pyspark")]
     before = [(list(one.handlers), one.level, one.propagate) for one in loggers]
     yield
     for one, (handlers, level, propagate) in zip(loggers, before, strict=True):
@@ -74,14 +74,14 @@ def test_beside_a_live_view_the_log_is_in_the_folder_of_the_flow(tmp_path: Path)
 @pytest.mark.parametrize(
     ("given", "is_read", "level"),
     [
-        ({}, False, "ERROR"),
+        ({}, True, "WARN"),
         ({"format": "json"}, True, "ERROR"),
         ({"as_json": True}, True, "ERROR"),
         ({"file": "run.log"}, True, "WARN"),
         ({"show_view": True}, True, "WARN"),
     ],
 )
-def test_spark_is_read_where_its_lines_would_not_fit(given: dict[str, Any], is_read: bool, level: str) -> None:
+def test_what_spark_prints_is_read_and_logged(given: dict[str, Any], is_read: bool, level: str) -> None:
     start = options(**given).spark_start({"spark.x": "1"})
     assert (start.on_line is not None, start.log_level, start.settings) == (is_read, level, {"spark.x": "1"})
 
@@ -91,6 +91,29 @@ def test_a_log_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) ->
     with pytest.raises(StorageError):
         options(file=str(tmp_path / "file" / "run.log")).configure(FLOWS, {}, None)
     with pytest.raises(ConfigError, match="--log-format xml"):
-        options(format="xml").configure(FLOWS, {}, None)
+        options(format="xml")
     with pytest.raises(ConfigError, match="--log-size"):
-        options(file=str(tmp_path / "run.log"), size="large").configure(FLOWS, {}, None)
+        options(size="large")  # also without a file
+
+
+def test_beside_lines_on_standard_error_spark_has_a_file_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").mkdir()
+    assert options().configure(FLOWS, {"storage": str(tmp_path)}, None) == []
+    path = tmp_path / "a" / "traces" / "spark.log"
+    for line in TRACE.splitlines():
+        SparkLines()(line)
+    logging.getLogger("py4j").warning("of py4j")
+    logging.getLogger("cutline.coordinator").info("of ours")
+    told = capsys.readouterr().err
+    assert told.splitlines()[0] == f"starting: what Spark prints is in {path}"
+    assert "of ours" in told and "Lost task" not in told and "of py4j" not in told
+    written = path.read_text()
+    assert "Lost task" in written and "of py4j" in written and "of ours" not in written
+    for handler in logging.getLogger("cutline.spark_output").handlers:
+        handler.close()
+    # A later run in the same process logs as it was told to.
+    options(format="json").configure(FLOWS, {"storage": str(tmp_path)}, None)
+    SparkLines()("26/11/18 06:22:41 ERROR Executor: gone")
+    assert "gone" in capsys.readouterr().err and "gone" not in path.read_text().partition("quiet")[2]

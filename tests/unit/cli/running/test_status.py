@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cutline.cli.main import app
-from cutline.errors import ConfigError
+from cutline.errors import DamagedRecordError
 from cutline.runtime.lock import FlowLock
 from tests.support.statuses import AS_NOW, WRITTEN
 
@@ -41,8 +41,8 @@ def test_a_process_that_is_gone_is_reported(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_status_is_refused(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, store(tmp_path, '{"flow": "counting"}'))
-    assert isinstance(told.exception, ConfigError)
-    with pytest.raises(ConfigError, match="is not a status"):
+    assert isinstance(told.exception, DamagedRecordError)
+    with pytest.raises(DamagedRecordError, match="the status cannot be read"):
         raise told.exception
 
 

@@ -111,7 +111,7 @@ def test_which_of_several_generators_it_was_cannot_be_guessed() -> None:
         (PlannedSource(format="json", folder="/in"), True),
         (PlannedSource(format="json", folder="file:///in"), True),
         (PlannedSource(format="json", folder="s3a://bucket/in"), False),
-        (PlannedSource(format="kafka"), False),
+        (PlannedSource(format="kafka"), True),
         (PlannedSource(format="rate"), False),
     ],
 )

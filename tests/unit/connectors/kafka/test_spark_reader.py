@@ -1,4 +1,4 @@
-"""The Kafka source against confluent-kafka's mock cluster: protocol level only, there is no broker to be had here."""
+"""The rules of the Kafka source, against confluent-kafka's mock cluster; on real brokers: tests/torture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cutline.connectors.kafka import positions as kafka_positions
 from cutline.connectors.kafka import spark_reader as kafka_source
 from cutline.connectors.kafka.client import Bounds
 from cutline.connectors.kafka.positions import KafkaPosition, lost_between, moved, ranges
-from cutline.connectors.kafka.spark_reader import KafkaReader
+from cutline.connectors.kafka.spark_reader import KafkaReader, packed
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.errors import CutlineError, LostInputError, NotDone
 from cutline.spark_dir import source_check
@@ -81,6 +81,17 @@ def test_reading_begins_at_the_end_if_it_is_told_to(kafka: MockKafka) -> None:
     one.stop()
 
 
+def test_tasks_share_short_ranges_and_split_long_ones() -> None:
+    spans = [(0, 0, 30_000), (1, 5, 2_005), (2, 0, 3_000), (3, 7, 30_007)]
+    assert packed(spans, 0) == [[(0, 0, 30_000)], [(1, 5, 2_005), (2, 0, 3_000)], [(3, 7, 30_007)]]
+    for tasks in (1, 2, 3, 7, 64):
+        found = packed(spans, tasks)
+        assert tasks <= len(found) + 1 and len(found) <= tasks + len(spans), tasks
+        read = [(number, offset) for task in found for number, low, high in task for offset in range(low, high)]
+        assert read == [(number, offset) for number, low, high in spans for offset in range(low, high)]
+    assert packed([], 4) == []
+
+
 def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
     start = position(begin={"0": 5}, offsets={"0": 9})
     end = position(begin={"0": 5, "1": 0}, offsets={"0": 12, "1": 4})
@@ -88,9 +99,10 @@ def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
 
 
 def test_bad_options_are_named(kafka: MockKafka) -> None:
-    for options, text in [({"servers": ""}, "servers"), ({"start": "5"}, "start"), ({"max_per_batch": "x"}, "max_per")]:
-        with pytest.raises(ValueError, match=text):
-            KafkaReader({"servers": kafka.servers, "topic": "t", **options})
+    bad = {"servers": "", "start": "5", "max_per_batch": "x", "headers": "no", "tasks": "-1"}
+    for name, value in bad.items():
+        with pytest.raises(ValueError, match=name):
+            KafkaReader({"servers": kafka.servers, "topic": "t", name: value})
 
 
 # ------------------------------------------------------------------------------------------------- the guard

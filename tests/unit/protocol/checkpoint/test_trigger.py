@@ -142,8 +142,8 @@ def of_new_flow(**settings: int) -> TriggerPolicy:
     return TriggerPolicy(TriggerSettings(**{"interval_ms": 10_000, **settings}), awaited={LEDGER, TOTALS})
 
 
-def ran(operator: OperatorId, batches: int = 1) -> ProgressMade:
-    return ProgressMade(operator=operator, is_source=False, batches=batches)
+def ran(operator: OperatorId, batches: int = 1, rows: int = 5) -> ProgressMade:
+    return ProgressMade(operator=operator, is_source=False, batches=batches, rows=rows if batches else 0)
 
 
 def test_a_new_flow_begins_its_first_checkpoint_when_every_sink_has_something_to_publish() -> None:
@@ -153,6 +153,8 @@ def test_a_new_flow_begins_its_first_checkpoint_when_every_sink_has_something_to
     assert not trigger.is_due(500, 0)
     trigger.progressed(ran(TOTALS, batches=0))  # only its channel has become free
     assert not trigger.is_due(500, 0) and trigger.next_due_ms(500, 0) == 10_000
+    trigger.progressed(ran(TOTALS, rows=0))  # the batch with which a query begins before its input is there
+    assert not trigger.is_due(500, 0)
     trigger.progressed(ran(TOTALS))
     assert trigger.is_due(600, 0) and trigger.next_due_ms(600, 0) == 600
 

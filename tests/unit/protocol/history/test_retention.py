@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutline.model.ids import Epoch, OperatorId, Position
-from cutline.protocol.history.retention import EpochNeeds, RetentionPolicy, Rung, truncation_points, unreachable
+from cutline.protocol.history.retention import (
+    EpochNeeds,
+    RetentionPolicy,
+    Rung,
+    flow_time_ms,
+    truncation_points,
+    unreachable,
+)
 from cutline.protocol.publish.publishing import CompleteEpoch
 from tests.support.driven_coordinator import complete_epoch
 
@@ -91,31 +102,54 @@ def test_a_clock_that_was_set_back_keeps_all() -> None:
 
 
 YEAR_MS = 365 * 86_400_000
+PAUSING = replace(LADDER, pause_ms=5_000)
 
 
-def test_after_a_pause_or_a_jump_of_the_clock_the_history_stays_until_there_is_a_new_one() -> None:
+def living(clock: Iterable[int], before: Sequence[CompleteEpoch] = ()) -> Iterator[list[CompleteEpoch]]:
+    """Completes an epoch at each moment of the clock, and releases what may go; what is left each time."""
+    left = list(before)
+    for now_ms in clock:
+        newest = left[-1] if left else None
+        flow_ms = flow_time_ms(newest, now_ms, PAUSING.pause_ms)
+        number = newest.epoch + 1 if newest else 1
+        left.append(replace(complete_epoch(number, batch=0, completed_ms=now_ms), flow_ms=flow_ms))
+        gone = dropped(PAUSING, left, now_ms=now_ms)
+        left = [one for one in left if one.epoch not in gone]
+        yield list(left)
+
+
+def run_for(duration_ms: int, *, at_ms: int, before: Sequence[CompleteEpoch] = ()) -> list[CompleteEpoch]:
+    *_, left = living(range(at_ms, at_ms + duration_ms, 1_000), before)
+    return left
+
+
+@pytest.mark.parametrize("jump_ms", [20_000, 90_000, 600_000, 999_000, 1_001_000, YEAR_MS, -90_000, -YEAR_MS])
+def test_neither_a_pause_nor_a_jump_of_the_clock_takes_the_history(jump_ms: int) -> None:
     """Whether the flow has stood still for a year, or its host only believes so, cannot be told apart."""
-    begun_ms = 12_345_678
-    times = range(begun_ms, begun_ms + 900_000, 1_000)
-    epochs = [complete_epoch(number, batch=0, completed_ms=at) for number, at in enumerate(times, 1)]
-    gone = dropped(LADDER, epochs, now_ms=times[-1])
-    before = [one for one in epochs if one.epoch not in gone]
-    assert len(before) > 20
-    after = list(before)
-    for number, at in enumerate(range(times[-1] + YEAR_MS, times[-1] + YEAR_MS + 1_200_000, 1_000), len(epochs) + 1):
-        after.append(complete_epoch(number, batch=0, completed_ms=at))
-        gone = dropped(LADDER, after, now_ms=at)
-        after = [one for one in after if one.epoch not in gone]
-        if at < times[-1] + YEAR_MS + 400_000:
-            assert after[: len(before)] == before, "nothing of the old history is gone"
-    assert after[0].epoch > len(epochs), "and it does not stay for ever"
+    before = run_for(900_000, at_ms=YEAR_MS)
+    now_ms = before[-1].completed_ms + jump_ms
+    assert len(before) > 25
+    after_a_pause = dropped(PAUSING, before, now_ms=now_ms)
+    assert set(after_a_pause) == set(dropped(PAUSING, before, now_ms=before[-1].completed_ms + min(jump_ms, 5_000)))
+    states = living(range(now_ms, now_ms + 1_200_000, 1_000), before)
+    ages = [next(states)[-1].moment_ms - before[0].moment_ms for _ in range(3)]
+    assert ages[0] <= 905_000
+    *_, left = states
+    assert left[0].epoch > before[-1].epoch, "and it does not stay for ever"
 
 
-def test_a_clock_that_was_set_forward_and_back_loses_nothing_of_before() -> None:
+def test_what_former_versions_completed_ages_as_it_did() -> None:
+    """They knew no other time than the clock's."""
     before = complete(e1=100_000, e2=205_000, e3=1_000_000, e4=1_001_000)
-    ahead = [*before, *complete(e5=YEAR_MS)]
-    assert dropped(LADDER, ahead, now_ms=YEAR_MS) == []
-    assert dropped(LADDER, [*ahead, *complete(e6=1_002_000)], now_ms=1_002_000) == []
+    after = run_for(10_000, at_ms=1_002_000, before=before)
+    assert [one.moment_ms for one in after] == [one.completed_ms for one in after]
+
+
+def test_the_timer_is_not_set_for_what_only_a_next_checkpoint_can_make_too_old() -> None:
+    epochs = complete(e1=0, e2=1_000, e3=2_000, e4=3_000)
+    assert LADDER.next_expiry_ms(epochs, (), 3_000) == 10_000
+    assert PAUSING.next_expiry_ms(epochs, (), 3_000) is None
+    assert replace(PAUSING, pause_ms=7_000).next_expiry_ms(epochs, (), 3_000) == 10_000
 
 
 def test_only_the_newest_need_the_logs() -> None:
@@ -176,10 +210,12 @@ def test_an_epoch_goes_exactly_when_nothing_holds_it(
     epochs = [complete_epoch(epoch, batch=0, completed_ms=at) for epoch, at in history]
     policy = RetentionPolicy(count=count, age_ms=age_ms)
     gone = dropped(policy, epochs, published=published, pins=tuple(pins), now_ms=now_ms)
+    # The flow's time does not go back behind its newest checkpoint.
+    flow_ms = max([now_ms, *(at for _, at in history[-1:])])
     for epoch, completed_ms in history:
         is_held = (
             sum(1 for other, _ in history if other > epoch) < count
-            or (age_ms is not None and now_ms < completed_ms + age_ms)
+            or (age_ms is not None and flow_ms < completed_ms + age_ms)
             or epoch in pins
             or epoch >= published
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cutline.model.ids import BatchId, Epoch, Generation, OperatorId
 from cutline.protocol.history.retention import RetentionPolicy
 from cutline.protocol.publish.publishing import CompleteEpoch
-from cutline.protocol.recovery.restorable import released_at
+from cutline.protocol.recovery.restorable import kept_until, released_at
 
 NOW_MS = 1_000_000
 INTERVAL_MS = 10_000
@@ -80,3 +80,14 @@ def test_a_flow_that_is_stopped_would_go_on_from_now() -> None:
 
 def test_without_checkpoints_there_is_nothing_to_release() -> None:
     assert released(RetentionPolicy(count=3), []) == {}
+
+
+def test_a_message_is_kept_until_it_is_old_or_much_follows_it() -> None:
+    assert kept_until(1_000, 5_000) is None, "nothing drops it"
+    assert kept_until(1_000, 5_000, age_ms=10_000) == 11_000
+    assert kept_until(1_000, 5_000, most_bytes=100) is None, "nothing follows it yet"
+    # 50 of 100 bytes came in four seconds: the rest comes in four more.
+    assert kept_until(1_000, 5_000, most_bytes=100, ahead_bytes=50) == 9_000
+    assert kept_until(1_000, 5_000, most_bytes=100, ahead_bytes=200) == 3_000, "it may be dropped at any moment"
+    assert kept_until(1_000, 5_000, age_ms=6_000, most_bytes=100, ahead_bytes=50) == 7_000, "whatever comes first"
+    assert kept_until(5_000, 5_000, most_bytes=100, ahead_bytes=50) == 5_002, "written this moment"

@@ -28,6 +28,13 @@ def test_what_came_before_the_first_epoch_is_published() -> None:
     assert settle(sink(0), [manifest(6, previous=5)], is_per_operator=False).reached == 5
 
 
+def test_what_is_missing_between_epochs_is_published() -> None:
+    """Retention thins a history out only when every sink has published it."""
+    manifests = [manifest(1), manifest(4), manifest(8), manifest(9)]
+    assert settle(sink(0), manifests, is_per_operator=False).reached == 7
+    assert settle(sink(8), manifests, is_per_operator=False).reached == 8
+
+
 def test_what_was_given_up_is_rewound_or_kept() -> None:
     rewound, kept = settled(sink(5), 1, 2), settled(sink(5, on_rollback="keep"), 1, 2)
     assert (rewound.rewind_to, rewound.reached) == (2, 2)

@@ -338,6 +338,7 @@ class CoordinatorProcess:
         return ManifestStored(
             epoch=manifest.epoch,
             completed_ms=manifest.completed_ms,
+            flow_ms=manifest.flow_ms,
             found=None if is_own else found_manifest(manifest),
         )
 

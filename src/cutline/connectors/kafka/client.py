@@ -26,6 +26,8 @@ STANDSTILL_S = 30.0
 #: How long an error waits for a message that would explain it.
 _MESSAGE_S = 2.0
 PAGE = 1_000
+#: The code of a name that no topic can have (INVALID_TOPIC_EXCEPTION).
+_INVALID_TOPIC = 17
 #: What a broker without topic ids answers: the id of no topic.
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _LOOKS = Backoff(first_s=0.1, factor=1.0)
@@ -104,13 +106,19 @@ def consumer(servers: str, *, isolation: str = "read_committed") -> Iterator[Con
 
 
 def partitions_of(client: Any, servers: str, topic: str) -> list[int] | None:
-    """None: there is no such topic. Raises NotDone if no broker answers."""
+    """None: there is no such topic. Raises NotDone if no broker answers, Refused if the user may not see the topic."""
     kafka = import_kafka()
     try:
         found = client.list_topics(topic, timeout=TIMEOUT_S).topics.get(topic)
     except kafka.KafkaException as error:
         raise unreachable(servers, error) from error
-    return None if found is None or found.error is not None or not found.partitions else sorted(found.partitions)
+    problem = None if found is None else found.error
+    if problem is not None and problem.code() not in (kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, _INVALID_TOPIC):
+        # Not to know a topic is not the same as its absence: a ledger that is not seen is not an empty one.
+        kind = failure_kind(kafka.KafkaException(problem))
+        step = f"grant Describe on topic {topic} to the user of the flow" if kind is Refused else "retry"
+        raise kind(f"topic {topic} cannot be looked at: {problem.str()}", next_step=step, servers=servers)
+    return None if found is None or not found.partitions else sorted(found.partitions)
 
 
 def all_topics(servers: str) -> list[str]:

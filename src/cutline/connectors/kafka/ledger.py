@@ -7,6 +7,7 @@ between the cut before and its own cut, in every partition. Older cuts get a tom
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -23,11 +24,14 @@ from cutline.connectors.kafka.client import (
     partitions_of,
     read_range,
 )
+from cutline.errors import NotDone
 from cutline.model.ids import NO_EPOCH, Count, Epoch, FlowName, SinkId
 from cutline.model.validation import Problem, of_numbers
 from cutline.protocol.publish.sink_ledger import EPOCHS_REMEMBERED, SinkLedger
 
 LEDGER_TOPIC = "cutline-ledger"
+#: What ``ledger_key`` and ``cut_key`` make.
+_KEY = re.compile(rb"[^/@]+/[^/@]+(@[0-9]+)?")
 LEDGER_KIND, CUT_KIND = "kafka-ledger", "kafka-cut"
 
 
@@ -69,6 +73,14 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     def problems(self) -> Iterator[Problem]:
         """Partitions that are no numbers."""
         yield from of_numbers("ends", self.ends)
+
+    def lost_in(self, ends: Mapping[int, int]) -> str:
+        """What is missing of a target that ends here now; empty: nothing. Its brokers had acknowledged all of it."""
+        return ", ".join(
+            f"partition {name}: offsets {ends.get(int(name), 0)} to {end - 1}"
+            for name, end in self.ends.items()
+            if ends.get(int(name), 0) < end
+        )
 
 
 class Message(NamedTuple):
@@ -158,22 +170,36 @@ class LedgerTopic(NamedTuple):
         """One sink's ledger. ``timeout_s``: the wait for unfinished transactions of others; None: what is visible."""
         own = ledger_key(flow, sink)
         found = self._newest(own, timeout_s=timeout_s)
+        if found is None:
+            raise NotDone(
+                f"there is no topic {self.name}, so it is unknown what the sink has published",
+                next_step="find out who deleted it; created again, it counts as a lost ledger",
+                servers=self.servers,
+                flow=flow,
+                sink=sink,
+            )
         return self._held(own, found)
 
     def load_all(self, *, timeout_s: float) -> list[Held]:
-        """The ledgers of all sinks."""
-        found = self._newest(b"", timeout_s=timeout_s)
-        owners = sorted({key.partition(b"@")[0] for key in found})
+        """The ledgers of all sinks. Messages that no sink can have written are passed over."""
+        found = self._newest(b"", timeout_s=timeout_s) or {}
+        owners = sorted({key.partition(b"@")[0] for key in found if _KEY.fullmatch(key)})
         return [held for held in (self._held(own, found) for own in owners) if held is not None]
 
-    def _newest(self, own: bytes, *, timeout_s: float | None) -> dict[bytes, list[Record]]:
-        """Per key, its newest message in each partition that has one. ``own``: only keys of this sink; empty: all."""
+    def _newest(self, own: bytes, *, timeout_s: float | None) -> dict[bytes, list[Record]] | None:
+        """Per key, its newest message in each partition that has one. ``own``: only keys of this sink; empty: all.
+
+        None: the topic does not exist.
+        """
         found: dict[bytes, list[Record]] = {}
         ends: Mapping[int, int] = {}
         if timeout_s is not None:
             ends = ends_of(self.admin or administrator(self.servers), self.servers, self.name)
         with consumer(self.servers) as client:
-            for partition in partitions_of(client, self.servers, self.name) or ():
+            partitions = partitions_of(client, self.servers, self.name)
+            if partitions is None:
+                return None
+            for partition in partitions:
                 if timeout_s is None:
                     bounds = bounds_of(client, self.servers, self.name, partition)
                 else:
@@ -189,7 +215,7 @@ class LedgerTopic(NamedTuple):
 
     def _held(self, own: bytes, found: Mapping[bytes, list[Record]]) -> Held | None:
         ledgers = [
-            (one.timestamp_ms, records.decode(LEDGER_KIND, one.value, TopicLedger, path=self.name))
+            (one.timestamp_ms, self._decoded(own, one.value))
             for one in found.get(own, ())
             if one.value is not None  # deleted by a tombstone: the ledger is gone
         ]
@@ -198,7 +224,7 @@ class LedgerTopic(NamedTuple):
         # Messages of earlier versions have no number.
         ledger = max(ledgers, key=lambda one: (one[1].number, one[1].epoch, one[0]))[1]
         cuts = [
-            records.decode(CUT_KIND, one.value, Cut, path=self.name)
+            self._decoded_cut(key, one.value)
             for key, several in found.items()
             if key.startswith(own + b"@")
             for one in several
@@ -206,6 +232,21 @@ class LedgerTopic(NamedTuple):
         ]
         known = sorted((cut for cut in cuts if ledger.forgotten < cut.epoch <= ledger.epoch), key=lambda cut: cut.epoch)
         return Held(ledger, {cut.epoch: cut for cut in known})
+
+    def _decoded(self, own: bytes, value: bytes) -> TopicLedger:
+        """A copy under another key would let one sink publish, or not publish, by the ledger of another."""
+        ledger = records.decode(LEDGER_KIND, value, TopicLedger, path=self.name)
+        records.check_identity(
+            LEDGER_KIND, f"{ledger.flow}/{ledger.sink}", own.decode(errors="replace"), path=self.name
+        )
+        return ledger
+
+    def _decoded_cut(self, key: bytes, value: bytes) -> Cut:
+        cut = records.decode(CUT_KIND, value, Cut, path=self.name)
+        records.check_identity(
+            CUT_KIND, str(cut.epoch), key.partition(b"@")[2].decode(errors="replace"), path=self.name
+        )
+        return cut
 
 
 def _is_of(key: bytes, own: bytes) -> bool:

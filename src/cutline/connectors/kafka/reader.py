@@ -16,6 +16,7 @@ from cutline.connectors.kafka.client import (
     administrator,
     bounds_of,
     consumer,
+    ends_of,
     finished_bounds,
     partitions_of,
     read_range,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 def read_topic(ledgers: LedgerTopic, topic: str, request: ReadRequest, *, timeout_s: float) -> ReadResult:
     """All messages up to a cut, and after another one. Messages of other writers between the cuts are among them."""
-    held = _owner(ledgers.load_all(timeout_s=timeout_s), ledgers, topic, request)
+    held = _owner(_candidates(ledgers, request, timeout_s=timeout_s), ledgers, topic, request)
     if held is None:
         check_still_published(request, (), rewound=NO_EPOCH)
         return _result("", "", NO_EPOCH, lambda: iter(()))
@@ -50,6 +51,14 @@ def read_topic(ledgers: LedgerTopic, topic: str, request: ReadRequest, *, timeou
                     yield record_batch(partition, page)
 
     return _result(flow, sink, newest.epoch, batches)
+
+
+def _candidates(ledgers: LedgerTopic, request: ReadRequest, *, timeout_s: float) -> list[Held]:
+    """The ledgers that may be meant; if flow and sink are named, damaged ones of others do no harm."""
+    if request.flow is None or request.sink is None:
+        return ledgers.load_all(timeout_s=timeout_s)
+    named = ledgers.load(request.flow, request.sink, timeout_s=timeout_s)
+    return ledgers.load_all(timeout_s=timeout_s) if named is None else [named]
 
 
 def _result(flow: str, sink: str, epoch: Epoch, batches: object) -> ReadResult:
@@ -112,6 +121,7 @@ def _ranges(servers: str, topic: str, start: Cut | None, end: Cut, *, timeout_s:
                 topic=topic,
             )
     begins: Mapping[str, int] = {} if start is None else start.ends
+    _check_all_there(ends_of(admin, servers, topic), end, topic)
     with consumer(servers) as client:
         for name, last in end.ends.items():
             partition, first = int(name), begins.get(name, 0)
@@ -128,6 +138,16 @@ def _ranges(servers: str, topic: str, start: Cut | None, end: Cut, *, timeout_s:
                 )
             found[partition] = Bounds(max(first, there.first), last)
     return found
+
+
+def _check_all_there(ends: Mapping[int, int], cut: Cut, topic: str) -> None:
+    """Refuse a topic that is shorter than it was."""
+    if lost := cut.lost_in(ends):
+        raise SinkError(
+            f"the brokers have lost messages of epoch {cut.epoch} or earlier: {lost}",
+            next_step="compare the rows with those of the flow's other sinks, or with its input",
+            topic=topic,
+        )
 
 
 # ------------------------------------------------------------------------------------------------- rows

@@ -26,13 +26,13 @@ from cutline.connectors.kafka.messages import (
     message_schema,
     messages_of,
 )
-from cutline.connectors.kafka.topics import Topic, check_ledger_topic, check_target, load_topic
+from cutline.connectors.kafka.topics import MESSAGE_BYTES, Topic, check_ledger_topic, check_target, load_topic
 from cutline.connectors.kafka.transactions import ProducerFencedError, Transactions
 from cutline.connectors.log_sink import LogSink
 from cutline.connectors.sink_base import OpenedSink, not_opened
 from cutline.connectors.staged_files import digest_of, pieces_of
 from cutline.connectors.staging_folder import check_same_rows
-from cutline.errors import CutlineError, FencedError, FlowDefinitionError, SinkError, StoreError
+from cutline.errors import CutlineError, FencedError, FlowDefinitionError, NotDone, SinkError, StoreError
 from cutline.model.ids import NO_EPOCH, Epoch
 from cutline.protocol.publish.sink_ledger import SinkLedger, fenced
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from cutline.protocol.publish.commit import CommitPermit
 
 _TARGET_KIND = "kafka-target"
+_ANOTHER_NAME = "give the sink another name: it then begins with the next epoch"
 _LOST_FILES = "restore the flow to an older checkpoint"
 #: How long an unfinished transaction of this sink itself is left alone: its process may be about to commit it.
 _OWN_S = 2.0
@@ -86,6 +87,8 @@ class Kafka(LogSink):
         self._message = _message_columns(value, key, self.columns)
         self._ledgers = LedgerTopic(servers, ledger_topic)
         self._target: Topic | None = None
+        #: The largest batch that the ledger topic accepts.
+        self._ledger_bytes = MESSAGE_BYTES
         self._producer: Transactions | None = None
         self._held: Held | None = None
 
@@ -178,7 +181,7 @@ class Kafka(LogSink):
 
     def _check_topics(self) -> Topic:
         ledger = load_topic(self.servers, self.ledger_topic, self._ledgers.admin)
-        check_ledger_topic(ledger, self.ledger_topic, servers=self.servers)
+        self._ledger_bytes = check_ledger_topic(ledger, self.ledger_topic, servers=self.servers).batch_bytes
         return check_target(
             load_topic(self.servers, self.topic, self._ledgers.admin),
             self.topic,
@@ -228,7 +231,15 @@ class Kafka(LogSink):
             raise SinkError(
                 f"the topic was deleted and created again: the rows of all epochs up to "
                 f"{before.ledger.epoch if before is not None else 0} are gone",
-                next_step="give the sink another name: it then begins with the next epoch",
+                next_step=_ANOTHER_NAME,
+                topic=self.topic,
+                servers=self.servers,
+            )
+        newest = max(before.cuts.items())[1] if before is not None and before.cuts else None
+        if newest is not None and (lost := newest.lost_in(ends_of(self._ledgers.admin, self.servers, self.topic))):
+            raise SinkError(
+                f"the brokers have lost acknowledged messages of epoch {newest.epoch} or earlier: {lost}",
+                next_step=_ANOTHER_NAME,
                 topic=self.topic,
                 servers=self.servers,
             )
@@ -236,13 +247,15 @@ class Kafka(LogSink):
     # ------------------------------------------------------------------ transactions
 
     def _new_producer(self, context: SinkContext) -> Transactions:
+        limits = (self._known_target().batch_bytes, self._ledger_bytes)
         return Transactions(
             self.servers,
             f"cutline/{context.flow}/{context.sink}",
             topic=self.topic,
             ledger_topic=self.ledger_topic,
             timeout_s=self.timeout_s,
-            batch_bytes=self._known_target().batch_bytes,
+            batch_bytes=min(limits),
+            message_bytes=max(limits),
         )
 
     def _certain(self, context: SinkContext) -> Held:
@@ -332,6 +345,9 @@ class Kafka(LogSink):
         """Where every partition ends now that all rows of the epoch are in the topic."""
         try:
             ends = ends_of(self._ledgers.admin, self.servers, self.topic)
+            if not ends:
+                # Without ends, readers of whole epochs would take the epoch for an empty one.
+                raise NotDone("the topic is gone, so nothing is published", topic=self.topic, servers=self.servers)
         except CutlineError:
             producer.abort()
             raise

@@ -98,13 +98,12 @@ def settings_of(servers: str, name: str, admin: Any) -> dict[str, str]:
         raise unreachable(servers, error) from error
 
 
-def check_ledger_topic(topic: Topic | None, name: str, *, servers: str) -> None:
+def check_ledger_topic(topic: Topic | None, name: str, *, servers: str) -> Topic:
     """Refuse a topic that would lose the ledger: an epoch whose record expired would be published again."""
     if topic is None:
         raise SinkError(f"there is no topic {name}", next_step=f"create it: {_COMPACT}", servers=servers)
-    if not topic.settings:
-        return  # nothing is known about it
-    if not topic.is_compacted or topic.expires:
+    # Without any settings nothing is known about it.
+    if topic.settings and (not topic.is_compacted or topic.expires):
         found = ", ".join(f"{key}={topic.settings.get(key)}" for key in ("cleanup.policy", "retention.ms"))
         raise SinkError(
             f"the ledger topic would lose the sink's ledger: {found}, so messages are deleted by age or by size",
@@ -113,6 +112,7 @@ def check_ledger_topic(topic: Topic | None, name: str, *, servers: str) -> None:
             servers=servers,
             topic=name,
         )
+    return topic
 
 
 def check_target(topic: Topic | None, name: str, *, servers: str, has_key: bool, has_timestamp: bool) -> Topic:

@@ -27,6 +27,8 @@ _ABORT_S = 5.0
 _ROOM_S = 0.05
 #: Attempts of a commit, as long as the broker says that it may be retried.
 _COMMITS = 3
+#: Larger batches are no faster.
+_BATCH_BYTES = 1_000_000
 #: Reports of messages that failed, kept for the error.
 _MOST_REPORTS = 10
 #: Settings that users may change, in the file of settings (see ``client``).
@@ -49,9 +51,20 @@ class Transactions:
     """One producer. After a failure it is of no further use: a new one ends its transaction, and reads the outcome."""
 
     def __init__(
-        self, servers: str, transactional_id: str, *, topic: str, timeout_s: float, batch_bytes: int, ledger_topic: str
+        self,
+        servers: str,
+        transactional_id: str,
+        *,
+        topic: str,
+        ledger_topic: str,
+        timeout_s: float,
+        batch_bytes: int,
+        message_bytes: int,
     ) -> None:
-        """Returns when every earlier producer of this id is fenced and its transaction committed or aborted."""
+        """Returns when every earlier producer of this id is fenced and its transaction committed or aborted.
+
+        ``batch_bytes``: the largest batch that both topics accept; ``message_bytes``: that one of them accepts.
+        """
         self._servers, self._id = servers, transactional_id
         self._topic, self._ledger_topic = topic, ledger_topic
         self._timeout_s = timeout_s
@@ -64,8 +77,10 @@ class Transactions:
             "transaction.timeout.ms": round(timeout_s * 1_000),
             "enable.idempotence": True,
             "acks": "all",
-            # Larger batches would be refused by the topic.
-            "message.max.bytes": max(batch_bytes, 1_000),
+            # A topic refuses batches that are larger than it accepts, and one message is a batch. The ledger's message
+            # may be larger than what the target accepts.
+            "batch.size": max(min(batch_bytes, _BATCH_BYTES), 1),
+            "message.max.bytes": max(message_bytes, 1_000),
             "delivery.report.only.error": True,
             "on_delivery": _collector(self._failed),
         }
@@ -134,7 +149,7 @@ class Transactions:
                 )
 
     def send_ledger(self, messages: Iterable[Message]) -> None:
-        with self._undoing():
+        with self._undoing(self._ledger_topic):
             for key, value in messages:
                 try:
                     self._producer.produce(self._ledger_topic, value=value, key=key)
@@ -170,20 +185,20 @@ class Transactions:
     # ------------------------------------------------------------------ failures
 
     @contextlib.contextmanager
-    def _undoing(self) -> Iterator[None]:
-        """Aborts the transaction after any failure; Kafka's become errors that say what to do."""
+    def _undoing(self, topic: str = "") -> Iterator[None]:
+        """Aborts the transaction after any failure; Kafka's become errors that say what to do in which topic."""
         kafka = import_kafka()
         try:
             yield
         except kafka.KafkaException as error:
             self.abort()
-            raise self._failure(error, "the transaction was aborted") from error
+            raise self._failure(error, "the transaction was aborted", topic) from error
         except SystemError as error:
             # confluent-kafka raises this if a producer fails for good while messages of it are reported.
             self.abort()
             if not isinstance(error.__cause__, kafka.KafkaException):
                 raise
-            raise self._failure(error.__cause__, "the transaction was aborted") from error
+            raise self._failure(error.__cause__, "the transaction was aborted", topic) from error
         except BaseException:
             self.abort()
             raise
@@ -207,13 +222,13 @@ class Transactions:
             servers=self._servers,
         )
 
-    def _failure(self, error: Exception, what: str) -> CutlineError:
+    def _failure(self, error: Exception, what: str, topic: str = "") -> CutlineError:
         known = import_kafka().KafkaError
         # What happened to a message says more, unless it was only dropped because the producer had failed.
         reports = [one for one in self._failed if one.code() not in (known._PURGE_QUEUE, known._PURGE_INFLIGHT)]
         cause = reports[0] if reports and not error.args[0].fatal() else error.args[0]
         code = code_of(import_kafka().KafkaException(cause))
-        where = {"topic": self._topic, "servers": self._servers}
+        where = {"topic": topic or self._topic, "servers": self._servers}
         if code in (known._FENCED, known.PRODUCER_FENCED, known.INVALID_PRODUCER_EPOCH):
             if self._left_s() <= 0:
                 return self._too_slow()

@@ -258,7 +258,50 @@ def test_messages_that_retention_has_dropped_are_missed_by_readers_that_need_the
     assert KafkaTarget().seen(tmp_path, after=2) == (3, [3])
 
 
+def test_a_topic_that_is_shorter_than_it_was_has_lost_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an unclean election; here of a broker without ids of topics, on which the topic was created again."""
+    for module in ("topics", "reader"):
+        monkeypatch.setattr(f"cutline.connectors.kafka.{module}.topic_id", lambda *_: "")
+    make_topics(tmp_path, partitions=1)
+    case = start(tmp_path)
+    case.publish(1, 0, rows(1, 2, 3))
+    delete_topic(os.environ[SERVERS], topic_of(tmp_path))
+    make_topics(tmp_path, partitions=1)
+    with pytest.raises(SinkError, match=r"lost acknowledged messages of epoch 1 .*partition 0: offsets 0 to 2"):
+        make_kafka(tmp_path).open(case.context)
+    with pytest.raises(SinkError, match=r"have lost messages of epoch 1 .*partition 0: offsets 0 to 2"):
+        read(make_kafka(tmp_path))
+
+
+def test_a_ledger_topic_that_is_gone_is_not_an_empty_ledger(tmp_path: Path) -> None:
+    make_topics(tmp_path)
+    case = start(tmp_path)
+    case.publish(1, 0, rows(1))
+    delete_topic(os.environ[SERVERS], ledger_of(tmp_path))
+    with pytest.raises(NotDone, match="unknown what the sink has published"):
+        case.sink.published()
+
+
 # ------------------------------------------------------------------------------------------------- sizes
+
+
+def test_the_ledger_may_be_larger_than_the_messages_of_the_target(tmp_path: Path) -> None:
+    make_topics(tmp_path, max_message_bytes="1500", partitions=1)
+    schema = pa.schema([(f"column_{number}_of_many", pa.string()) for number in range(60)])
+    case = start(tmp_path, schema, value="column_0_of_many")
+    noise = [os.urandom(300).hex() for _ in range(50)]
+    case.publish(1, 0, [{"column_0_of_many": text} for text in noise])
+    found = records_of(os.environ[SERVERS], topic_of(tmp_path))
+    assert [(one.value or b"").decode() for one in found] == noise
+    assert len(records_of(os.environ[SERVERS], ledger_of(tmp_path))[0].value or b"") > 1_500
+
+
+def test_a_ledger_topic_whose_messages_are_too_small_is_named(tmp_path: Path) -> None:
+    make_topics(tmp_path)
+    configure(ledger_of(tmp_path), max_message_bytes="200")
+    with pytest.raises(SinkError, match=r"raise max\.message\.bytes of the topic") as refused:
+        start(tmp_path)
+    assert refused.value.where["topic"] == ledger_of(tmp_path)
 
 
 def test_a_message_that_is_too_large_fails_its_batch_before_any_epoch_is_complete(tmp_path: Path) -> None:
@@ -339,6 +382,11 @@ def test_missing_rights_are_refused_with_what_to_grant(tmp_path: Path, monkeypat
             with pytest.raises(NotDone) as refused:
                 make_kafka(tmp_path).open(case.context)
             assert isinstance(refused.value, Refused), refused.value
+        with reserved("TOPIC", ledger):
+            # A ledger that may not be seen is not an empty one.
+            for look in (case.sink.published, lambda: make_kafka(tmp_path).open(case.context)):
+                with pytest.raises(Refused, match=f"grant Describe on topic {ledger}"):
+                    look()
         assert ids_in(tmp_path) == []
         take_over(case, make_kafka(tmp_path))
         case.sink.commit(permit, [staged], {})

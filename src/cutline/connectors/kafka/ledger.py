@@ -226,7 +226,7 @@ class LedgerTopic(NamedTuple):
         cuts = [
             self._decoded_cut(key, one.value)
             for key, several in found.items()
-            if key.startswith(own + b"@")
+            if key.startswith(own + b"@") and _KEY.fullmatch(key)
             for one in several
             if one.value is not None
         ]

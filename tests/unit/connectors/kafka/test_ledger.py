@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cutline.base import records
 from cutline.connectors.kafka.client import Record
 from cutline.connectors.kafka.ledger import CUT_KIND, LEDGER_KIND, Cut, Held, LedgerTopic, TopicLedger, ledger_key
+from cutline.errors import DamagedRecordError, NotDone
 from cutline.model.ids import Epoch, FlowName, SinkId
 from cutline.protocol.publish.sink_ledger import EPOCHS_REMEMBERED
 
@@ -97,3 +100,42 @@ def test_a_tombstone_is_a_lost_ledger_and_a_cut_beyond_the_ledger_does_not_count
     assert topic.read() == held
     topic.newest[OWN] = [Record(10, OWN, None, 0, [])]
     assert topic.read() is None
+
+
+def test_a_record_under_another_key_is_not_believed() -> None:
+    topic, held = Topic(), Held(FRESH, {})
+    topic.write(held, held.with_cut(cut(1)))
+    stranger = ledger_key("f", "other")
+    topic.newest[stranger] = topic.newest[OWN]
+    with pytest.raises(DamagedRecordError, match="at the place of"):
+        LedgerTopic("servers", "ledger")._held(stranger, topic.newest)
+    topic.newest[OWN + b"@0"] = topic.newest[OWN + b"@1"]
+    with pytest.raises(DamagedRecordError, match="at the place of"):
+        topic.read()
+
+
+def test_messages_of_no_sink_are_passed_over_and_damaged_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, held = Topic(), Held(FRESH, {})
+    held = topic.write(held, held.with_cut(cut(1)))
+    for key in (b"", b"\xff", b"no slash", b"f/s/t", b"f/s@x", b"/", b"@1"):
+        topic.newest[key] = [Record(99, key, b"\x00", 0, [])]
+    monkeypatch.setattr(LedgerTopic, "_newest", lambda *_, **__: topic.newest)
+    ledgers = LedgerTopic("servers", "ledger")
+    assert ledgers.load_all(timeout_s=1.0) == [held]
+    topic.newest[b"g/s"] = [Record(99, b"g/s", b"\x00", 0, [])]
+    with pytest.raises(DamagedRecordError):
+        ledgers.load_all(timeout_s=1.0)
+    assert ledgers.load("f", "s", timeout_s=1.0) == held
+
+
+def test_a_topic_that_is_not_there_is_not_an_empty_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LedgerTopic, "_newest", lambda *_, **__: None)
+    with pytest.raises(NotDone, match="unknown what the sink has published"):
+        LedgerTopic("servers", "ledger").load("f", "s", timeout_s=1.0)
+    assert LedgerTopic("servers", "ledger").load_all(timeout_s=1.0) == []
+
+
+def test_what_a_target_has_lost_is_named() -> None:
+    one = Cut(epoch=Epoch(3), digest="d", rows=9, ends={"0": 10, "1": 4, "2": 0})
+    assert one.lost_in({0: 10, 1: 9, 2: 0, 3: 5}) == ""
+    assert one.lost_in({0: 8, 2: 0}) == "partition 0: offsets 8 to 9, partition 1: offsets 0 to 3"

@@ -11,7 +11,16 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from cutline.connectors.kafka.client import Record, administrator, bounds_of, consumer, partitions_of, read_range
+from cutline.connectors.kafka.client import (
+    HiddenEndError,
+    Record,
+    administrator,
+    bounds_of,
+    consumer,
+    finished_bounds,
+    partitions_of,
+    read_range,
+)
 from cutline.connectors.reading import read
 from cutline.sinks import Kafka
 from cutline.testing.conformance.sinks import SIMPLE, Case, Row, SinkSuite
@@ -19,6 +28,7 @@ from cutline.testing.conformance.sinks import SIMPLE, Case, Row, SinkSuite
 #: Where the cluster is: a process that the suite starts to kill it has no fixtures.
 SERVERS = "CUTLINE_TEST_KAFKA_SERVERS"
 TIMEOUT_S = 10.0
+_MARKERS_SECONDS = 2.0
 COPIES = "CUTLINE_TEST_KAFKA_COPIES"
 
 
@@ -69,11 +79,17 @@ def make_kafka(tmp_path: Path, **options: Any) -> Kafka:
 
 
 def records_of(servers: str, topic: str, *, isolation: str = "read_committed") -> list[Record]:
-    """What a reader sees now, partition after partition."""
+    """What a reader sees, partition after partition.
+
+    A commit returns when its outcome is certain; readers see it when its marker is in their partition, which is soon.
+    """
     with consumer(servers, isolation=isolation) as client:
         found = []
         for one in partitions_of(client, servers, topic) or ():
-            bounds = bounds_of(client, servers, topic, one)
+            try:
+                bounds = finished_bounds(client, servers, topic, one, timeout_s=_MARKERS_SECONDS)
+            except HiddenEndError:  # a transaction is open
+                bounds = bounds_of(client, servers, topic, one)
             found += [record for page in read_range(client, servers, topic, one, bounds) for record in page]
         return found
 

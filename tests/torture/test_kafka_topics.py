@@ -125,9 +125,11 @@ def test_a_lost_ledger_is_not_taken_for_a_new_target(tmp_path: Path, how: str) -
     elif how == "dropped":
         from confluent_kafka import TopicPartition
 
+        configure(ledger, cleanup_policy="delete")  # of a compacted topic nothing can be dropped
         admin = administrator(os.environ[SERVERS])
         where = TopicPartition(ledger, 0, ends_of(admin, os.environ[SERVERS], ledger)[0])
         admin.delete_records([where])[where].result(10)
+        configure(ledger, cleanup_policy="compact")
     else:
         delete_topic(os.environ[SERVERS], ledger)
         make_topics(tmp_path)

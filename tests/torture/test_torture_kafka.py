@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cutline.connectors.kafka.client import bounds_of, consumer, partitions_of, read_range
+from cutline.connectors.kafka.client import bounds_of, consumer, finished_bounds, partitions_of, read_range
 from cutline.connectors.kafka.ledger import LEDGER_TOPIC, LedgerTopic
 from cutline.connectors.reading import read
 from cutline.errors import NotDone
@@ -126,6 +126,9 @@ def test_kafka_survives_torture(tmp_path: Path, kills: int) -> None:
 
 def _check_partitions(servers: str, reader: Reader, rows: int) -> None:
     for topic in NAMES:
+        for partition in range(PARTITIONS):
+            with consumer(servers) as client:  # the last marker may still be on its way
+                finished_bounds(client, servers, topic, partition, timeout_s=30.0)
         partitions = partitions_now(servers, topic)
         # A reader who knows nothing of epochs has seen every row once.
         values = Counter(value for messages in partitions.values() for _, value in messages)

@@ -69,7 +69,8 @@ class Transactions:
         self._topic, self._ledger_topic = topic, ledger_topic
         self._timeout_s = timeout_s
         self._began_s = time.monotonic()
-        self._failed: list[Any] = []
+        #: What became of messages that were not accepted, and their topics.
+        self._failed: list[tuple[Any, str]] = []
         kafka = import_kafka()
         config = _DEFAULTS | client_config(servers)
         config |= {
@@ -209,7 +210,7 @@ class Transactions:
     def _check(self) -> None:
         """Raise what the broker said about a message, or that time is up."""
         if self._failed:
-            raise import_kafka().KafkaException(self._failed[0])
+            raise import_kafka().KafkaException(self._failed[0][0])
         if self._left_s() <= 0:
             raise self._too_slow()
 
@@ -225,8 +226,10 @@ class Transactions:
     def _failure(self, error: Exception, what: str, topic: str = "") -> CutlineError:
         known = import_kafka().KafkaError
         # What happened to a message says more, unless it was only dropped because the producer had failed.
-        reports = [one for one in self._failed if one.code() not in (known._PURGE_QUEUE, known._PURGE_INFLIGHT)]
-        cause = reports[0] if reports and not error.args[0].fatal() else error.args[0]
+        reports = [one for one in self._failed if one[0].code() not in (known._PURGE_QUEUE, known._PURGE_INFLIGHT)]
+        cause = error.args[0]
+        if reports and not cause.fatal():
+            cause, topic = reports[0]
         code = code_of(import_kafka().KafkaException(cause))
         where = {"topic": topic or self._topic, "servers": self._servers}
         if code in (known._FENCED, known.PRODUCER_FENCED, known.INVALID_PRODUCER_EPOCH):
@@ -253,12 +256,12 @@ class Transactions:
         )
 
 
-def _collector(failed: list[Any]) -> Callable[[Any, Any], None]:
+def _collector(failed: list[tuple[Any, str]]) -> Callable[[Any, Any], None]:
     """Not a method: the producer would keep its owner, and both would live on after a failure."""
 
     def collect(error: Any, message: Any) -> None:
         if error is not None and len(failed) < _MOST_REPORTS:
-            failed.append(error)
+            failed.append((error, message.topic()))
 
     return collect
 

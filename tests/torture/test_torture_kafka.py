@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -20,6 +21,8 @@ from cutline.sinks import Kafka
 from cutline.testing.servers.kafka import KafkaCluster
 from tests.support.sink_torture import View, steps_for, torture
 from tests.support.torture_flow import ROWS_PER_BATCH, Row
+
+log = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(1_200)]
 
@@ -101,11 +104,13 @@ def test_kafka_survives_torture(tmp_path: Path, kills: int) -> None:
             cluster.fresh_topic(name=name, partitions=PARTITIONS)
         cluster.fresh_topic(name=LEDGER_TOPIC, cleanup_policy="compact")
         config = {"servers": cluster.servers, "staging": str(tmp_path / "staging")}
-        reader = Reader(config)
+        reader, restarts = Reader(config), 0
 
         def before_life(number: int) -> None:
+            nonlocal restarts
             if number % 7 == 3:
                 cluster.restart()
+                restarts += 1
 
         report = torture(
             f"{__name__}:make_sinks",
@@ -118,7 +123,8 @@ def test_kafka_survives_torture(tmp_path: Path, kills: int) -> None:
             can_rewind=False,
             before_life=before_life,
         )
-        assert report.killed >= 7 + kills and report.states > 3, report
+        log.info("%s; %d kills of the broker", report, restarts)
+        assert restarts and report.killed >= 7 + kills and report.states > 3, report
         _check_partitions(cluster.servers, reader, report.rows)
     finally:
         cluster.remove()

@@ -58,7 +58,10 @@ def kafka_of(case: Case) -> Kafka:
 # ------------------------------------------------------------------------------------------------- zombies
 
 
-@pytest.mark.parametrize("where", ["sink-commit-begun", "sink-commit-half", BEFORE_COMMIT])
+@pytest.mark.parametrize(
+    "where",
+    [*(pytest.param(one, marks=pytest.mark.soak) for one in ("sink-commit-begun", "sink-commit-half")), BEFORE_COMMIT],
+)
 def test_a_process_that_was_frozen_in_a_commit_publishes_nothing_when_it_wakes_up(tmp_path: Path, where: str) -> None:
     make_topics(tmp_path)
     case = start(tmp_path)
@@ -280,6 +283,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_about_and_not_repeated(
             own.remove()
 
 
+@pytest.mark.soak
 def test_a_broker_that_is_killed_in_mid_commit_leaves_every_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +331,7 @@ def _restarted(cluster: KafkaCluster) -> None:
     cluster.start()
 
 
+@pytest.mark.soak
 def test_a_broker_that_does_not_answer_is_no_endless_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = KafkaCluster()
     try:

@@ -62,7 +62,7 @@ def test_keys_land_where_java_producers_put_them(tmp_path: Path) -> None:
 
 
 def test_everything_that_a_message_can_carry(tmp_path: Path) -> None:
-    make_topics(tmp_path, partitions=3)
+    make_topics(tmp_path, partitions=3, retention_ms="-1")  # messages are as old as their timestamps
     schema = pa.schema(
         [
             ("k", pa.binary()),

@@ -210,9 +210,25 @@ class Transactions:
     def _check(self) -> None:
         """Raise what the broker said about a message, or that time is up."""
         if self._failed:
-            raise import_kafka().KafkaException(self._failed[0][0])
+            reports = self._reports()
+            raise import_kafka().KafkaException(reports[0][0] if reports else self._producer_error())
         if self._left_s() <= 0:
             raise self._too_slow()
+
+    def _reports(self) -> list[tuple[Any, str]]:
+        """Without messages that were only dropped because the producer had failed."""
+        known = import_kafka().KafkaError
+        return [one for one in self._failed if one[0].code() not in (known._PURGE_QUEUE, known._PURGE_INFLIGHT)]
+
+    def _producer_error(self) -> Any:
+        """Why messages were dropped. Only inside a transaction: there another cannot begin, and the answer says why."""
+        kafka = import_kafka()
+        try:
+            self._producer.begin_transaction()
+        except kafka.KafkaException as error:
+            if error.args[0].code() != kafka.KafkaError._STATE:
+                return error.args[0]
+        return self._failed[0][0]
 
     def _too_slow(self) -> NotDone:
         return NotDone(
@@ -225,9 +241,8 @@ class Transactions:
 
     def _failure(self, error: Exception, what: str, topic: str = "") -> CutlineError:
         known = import_kafka().KafkaError
-        # What happened to a message says more, unless it was only dropped because the producer had failed.
-        reports = [one for one in self._failed if one[0].code() not in (known._PURGE_QUEUE, known._PURGE_INFLIGHT)]
-        cause = error.args[0]
+        # What happened to a message says more.
+        reports, cause = self._reports(), error.args[0]
         if reports and not cause.fatal():
             cause, topic = reports[0]
         code = code_of(import_kafka().KafkaException(cause))

@@ -275,6 +275,8 @@ def read_range(client: Consumer, servers: str, topic: str, partition: int, bound
                 at = max(at, message.offset())
             elif problem.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
                 raise LostInputError(f"topic {topic}, partition {partition}: offset {at} is gone", servers=servers)
+            elif problem.code() == kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
+                continue  # the client looks for its group's coordinator, and assigned partitions need none
             elif not problem.retriable():
                 kind = failure_kind(kafka.KafkaException(problem))
                 raise kind(f"topic {topic}, partition {partition} cannot be read: {problem.str()}", servers=servers)

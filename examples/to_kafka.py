@@ -3,7 +3,8 @@
     KAFKA_SERVERS=127.0.0.1:9092 cutline run examples/to_kafka.py     # or: python examples/to_kafka.py
 
 The topics payments and cutline-ledger (cleanup.policy=compact) must exist. Each epoch is one transaction: read with
-isolation.level=read_committed. INPUT_DIR and STAGING_DIR select other folders than ./cutline-data/examples/to_kafka/….
+isolation.level=read_committed, or whole epochs with cutline.read. INPUT_DIR and STAGING_DIR select other folders than
+./cutline-data/examples/to_kafka/….
 """
 
 from __future__ import annotations

@@ -35,12 +35,13 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import functions as F
 
 from cutline.connectors.generator.spark_reader import payments as true_payments
+from cutline.connectors.reading import read
 from cutline.errors import FlowDefinitionError
 from cutline.flow import Flow
 from cutline.runtime.handle import RunningFlow
-from cutline.sinks import Parquet
+from cutline.sinks import Kafka, Parquet
 from cutline.spark.query_plan import schema_message
-from tests.support.kafka_mock import MockKafka
+from tests.support.kafka_target import delete_topic, make_topic
 from tests.support.kafka_topics import Topic
 from tests.support.passfile import with_passfile
 from tests.support.streams import Stream
@@ -537,11 +538,12 @@ def test_from_kafka(
 
 
 @pytest.mark.spark
-def test_to_kafka(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the mock cluster, at the level of the protocol."""
-    kafka, rng = MockKafka(), random.Random(9)
-    for topic in ("payments", "cutline-ledger"):
-        kafka.make(topic)
+def test_to_kafka(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka_cluster: KafkaCluster
+) -> None:
+    servers, rng = kafka_cluster.servers, random.Random(9)
+    make_topic(servers, "payments", partitions=3)
+    make_topic(servers, "cutline-ledger", cleanup_policy="compact")
     payments: list[Rows] = [
         [{"payment_id": f"{part}-{n}", "merchant": f"shop-{rng.randrange(5)}", "cents": n} for n in range(40)]
         for part in range(3)
@@ -550,10 +552,13 @@ def test_to_kafka(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Monke
     run_with_lost_live_state(
         spark,
         tmp_path,
-        lambda input_dir, _: build(kafka.servers, input_dir, tmp_path / "staging"),
+        lambda input_dir, _: build(servers, input_dir, tmp_path / "staging"),
         partial(_feed, tmp_path, payments),
     )
-    messages = [((record.key or b"").decode(), json.loads(record.value or b"")) for record in kafka.records("payments")]
+    found = read(Kafka(servers, "payments", staging=tmp_path)).to_arrow()
+    for topic in ("payments", "cutline-ledger"):  # other tests may use these names
+        delete_topic(servers, topic)
+    messages = [(row["key"].decode(), json.loads(row["value"])) for row in found.to_pylist()]
     assert all(key == row["merchant"] for key, row in messages)
     published = sorted((row for _, row in messages), key=itemgetter("payment_id"))
     assert published == sorted((row for part in payments for row in part), key=itemgetter("payment_id"))

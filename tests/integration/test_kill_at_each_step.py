@@ -164,7 +164,14 @@ def killed_after(session: int, seconds: float) -> Iterator[threading.Event]:
         kill_all_of(session)
 
 
-def run_worker(folder: Path, mode: str, step: Step | None = None, victim: str = "python") -> Ended:
+def run_worker(
+    folder: Path,
+    mode: str,
+    step: Step | None = None,
+    victim: str = "python",
+    *,
+    module: str = "tests.support.kill_worker",
+) -> Ended:
     """Run the flow in a session of its own until it ends, and see that everything else of the session ends too."""
     scratch = folder / "scratch"
     scratch.mkdir(parents=True)
@@ -175,7 +182,7 @@ def run_worker(folder: Path, mode: str, step: Step | None = None, victim: str = 
     started_s, reached_s = time.monotonic(), None
     lines = []
     with start_child(
-        [sys.executable, "-m", "tests.support.kill_worker", str(folder), mode, *back],
+        [sys.executable, "-m", module, str(folder), mode, *back],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -22,7 +22,7 @@ from cutline.channels import entry_files as codec
 from cutline.channels.in_flight import entry_paths
 from cutline.connectors.foreach.sink import Done, FunctionRecord
 from cutline.connectors.iceberg.ledger import TableLedger
-from cutline.connectors.kafka.sink import TopicLedger
+from cutline.connectors.kafka.ledger import Cut, TopicLedger
 from cutline.connectors.nats.ledger import StreamLedger
 from cutline.connectors.parquet.sink import FolderRecord
 from cutline.errors import CutlineError
@@ -99,6 +99,7 @@ SEEDS: dict[str, tuple[str, Any, Any]] = {
         TopicLedger,
         TopicLedger(flow=FLOW, sink=SinkId("out"), topic="t", claim="c", schema_ipc=b"schema", published={"3": "d"}),
     ),
+    "kafka-cut": ("kafka-cut", Cut, Cut(epoch=Epoch(3), digest="d", rows=2, topic_id="i", ends={"0": 7})),
 }
 
 

@@ -32,16 +32,26 @@ _BATCHES_SECONDS = 120.0
 
 
 def main() -> None:
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     folder, mode = Path(sys.argv[1]), sys.argv[2]
+    spark = session_to_kill()
+    epoch = published_past(start(spark, folder, mode, interval="1h")) if "back" in sys.argv else None
+    run_until_killed(start(spark, folder, mode, restore_to=epoch))
+
+
+def session_to_kill() -> SparkSession:
+    """A session whose JVM may be the victim."""
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # A killed JVM leaves its temporary files behind: they go where ours go, which is where the test can remove them.
     options = (
         f"-Djdk.lang.Process.launchMechanism=VFORK -XX:TieredStopAtLevel=1 -Djava.io.tmpdir={tempfile.gettempdir()}"
     )
     spark = open_session("kill-test", None, SparkStart(settings={"spark.driver.extraJavaOptions": options}))
     os.environ[PID_VARIABLE] = str(jvm_pid(spark))
-    epoch = published_past(start(spark, folder, mode, interval="1h")) if "back" in sys.argv else None
-    run = start(spark, folder, mode, restore_to=epoch)
+    return spark
+
+
+def run_until_killed(run: RunningFlow) -> None:
+    """Without a crash point: until all input is processed."""
     print("it runs:", run.status().recovery.path, flush=True)
     run.process_all_available()
     if is_to_be_killed():

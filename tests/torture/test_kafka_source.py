@@ -135,6 +135,46 @@ def test_reading_begins_at_a_time_or_at_offsets(kafka_cluster: KafkaCluster) -> 
         reader(topic, start="yesterday")
 
 
+def test_reading_begins_at_the_end_if_it_is_told_to(topic: Topic) -> None:
+    topic.publish([1, 2, 3])
+    one = reader(topic, start="latest")
+    start = one.initialOffset()
+    topic.publish([4])
+    end = one.latestOffset(start, None)
+    assert values(one, start, end) == ["4"]
+    # Spark asks anew where the first batch begins; what it has noted decides.
+    topic.publish([5])
+    assert values(reader(topic, start="latest"), start, end) == ["4"]
+    one.stop()
+
+
+def test_a_topic_that_is_created_again_while_it_is_read_is_noticed(topic: Topic) -> None:
+    """Even if it is longer than the old one by the time it is looked at."""
+    topic.publish(range(5))
+    one = reader(topic)
+    start = one.initialOffset()
+    end = one.latestOffset(start, None)
+    topic.create_again()
+    topic.publish(range(9))
+    with pytest.raises(LostInputError, match="another topic has this name"):
+        one.latestOffset(end, None)
+    again = reader(topic)
+    with pytest.raises(LostInputError, match="another topic has this name"):
+        again.partitions(start, end)
+    for each in (one, again):
+        each.stop()
+
+
+def test_a_reader_refuses_what_is_gone(topic: Topic) -> None:
+    topic.publish(range(5))
+    one = reader(topic)
+    start = one.initialOffset()
+    topic.drop(3)
+    with pytest.raises(LostInputError, match="partition 0: offsets 0 to 2"):
+        one.latestOffset(start, None)
+    one.stop()
+
+
 def test_headers_are_left_out_if_nobody_wants_them(topic: Topic) -> None:
     topic.publish(["a"])
     one = reader(topic, headers="false")

@@ -6,15 +6,8 @@ import pytest
 
 from cutline.testing.conformance.sinks import SinkKills
 from tests.support import sink_targets as targets
-from tests.support.kafka_mock import MockKafka
-from tests.support.kafka_target import CLUSTERS, SERVERS, KafkaTarget
 
 pytestmark = [pytest.mark.kill]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> MockKafka:
-    return MockKafka()
 
 
 class TestDelta(targets.DeltaTarget, SinkKills):
@@ -63,10 +56,3 @@ class TestSQLiteWithoutRewind(targets.SQLiteWithoutRewindTarget, SinkKills):
 
 class TestSQLiteUpsertWithoutRewind(targets.SQLiteUpsertWithoutRewindTarget, SinkKills):
     pass
-
-
-class TestKafka(KafkaTarget, SinkKills):
-    @pytest.fixture(autouse=True)
-    def _on(self, cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(SERVERS, cluster.servers)
-        CLUSTERS[cluster.servers] = cluster

@@ -119,11 +119,11 @@ class ParquetWriter:
         """Take a batch. Its rows may stay in memory until ``close``."""
         if not batch.num_rows:
             return
-        rows = self._conform(batch)
+        rows = conform(batch, self._schema, self._root)
         for name in self._stager.key:
             self._check_key(rows, name)
         for name in self._times:
-            self._check_calendar(rows, name)
+            check_calendar(rows, name, self._root)
         if not self._stager.partition_by:
             self._hold((), rows)
             return
@@ -143,18 +143,6 @@ class ParquetWriter:
 
     # ------------------------------------------------------------------ rows
 
-    def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        import pyarrow as pa
-
-        try:
-            return batch.select(self._schema.names).cast(self._schema)
-        except (KeyError, ValueError, pa.ArrowException) as error:
-            raise SinkError(
-                f"rows do not have the schema that the sink was opened with: {error}",
-                next_step="restart the flow, so that the sink sees the new schema",
-                path=self._root,
-            ) from error
-
     def _check_key(self, rows: pa.RecordBatch, name: str) -> None:
         import pyarrow.compute as pc
 
@@ -167,19 +155,6 @@ class ParquetWriter:
             raise SinkError(
                 "a row has no value in a key column, so the row that it replaces is unknown",
                 next_step="filter such rows out in the flow, or give them a value (coalesce)",
-                column=name,
-                path=self._root,
-            )
-
-    def _check_calendar(self, rows: pa.RecordBatch, name: str) -> None:
-        """Checked while rows are staged: once the epoch is complete, its rows can no longer change."""
-        from cutline.connectors.rows import is_beyond_calendar
-
-        if is_beyond_calendar(rows.column(name)):
-            raise SinkError(
-                "a date or time lies before the year 1 or after the year 9999, which cannot be published there",
-                next_step="filter such rows out in the flow, or cut them off (least, greatest); "
-                "the last evening of 9999 is in the year 10000 in UTC, if the session's zone is west of it",
                 column=name,
                 path=self._root,
             )
@@ -285,6 +260,34 @@ class ParquetWriter:
             piece["stats"] = delta_stats(footer, self._file_schema, has_nan=part.has_nan)
         self._pieces.append(piece)
         part.has_nan = set()
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, root: object) -> pa.RecordBatch:
+    """The rows in the schema in which the sink was opened."""
+    import pyarrow as pa
+
+    try:
+        return batch.select(schema.names).cast(schema)
+    except (KeyError, ValueError, pa.ArrowException) as error:
+        raise SinkError(
+            f"rows do not have the schema that the sink was opened with: {error}",
+            next_step="restart the flow, so that the sink sees the new schema",
+            path=root,
+        ) from error
+
+
+def check_calendar(rows: pa.RecordBatch, name: str, root: object) -> None:
+    """Checked while rows are staged: once the epoch is complete, its rows can no longer change."""
+    from cutline.connectors.rows import is_beyond_calendar
+
+    if is_beyond_calendar(rows.column(name)):
+        raise SinkError(
+            "a date or time lies before the year 1 or after the year 9999, which cannot be published there",
+            next_step="filter such rows out in the flow, or cut them off (least, greatest); "
+            "the last evening of 9999 is in the year 10000 in UTC, if the session's zone is west of it",
+            column=name,
+            path=root,
+        )
 
 
 def _folder_value(value: str | None) -> str:

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 #: How long a broker may take to answer, and how long reading may stall.
 TIMEOUT_S = 10.0
 STANDSTILL_S = 30.0
+#: How long an error waits for a message that would explain it.
+_MESSAGE_S = 2.0
 PAGE = 1_000
+#: The code of a name that no topic can have (INVALID_TOPIC_EXCEPTION).
+_INVALID_TOPIC = 17
 #: What a broker without topic ids answers: the id of no topic.
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _LOOKS = Backoff(first_s=0.1, factor=1.0)
@@ -102,13 +106,19 @@ def consumer(servers: str, *, isolation: str = "read_committed") -> Iterator[Con
 
 
 def partitions_of(client: Any, servers: str, topic: str) -> list[int] | None:
-    """None: there is no such topic. Raises NotDone if no broker answers."""
+    """None: there is no such topic. Raises NotDone if no broker answers, Refused if the user may not see the topic."""
     kafka = import_kafka()
     try:
         found = client.list_topics(topic, timeout=TIMEOUT_S).topics.get(topic)
     except kafka.KafkaException as error:
         raise unreachable(servers, error) from error
-    return None if found is None or found.error is not None or not found.partitions else sorted(found.partitions)
+    problem = None if found is None else found.error
+    if problem is not None and problem.code() not in (kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, _INVALID_TOPIC):
+        # Not to know a topic is not the same as its absence: a ledger that is not seen is not an empty one.
+        kind = failure_kind(kafka.KafkaException(problem))
+        step = f"grant Describe on topic {topic} to the user of the flow" if kind is Refused else "retry"
+        raise kind(f"topic {topic} cannot be looked at: {problem.str()}", next_step=step, servers=servers)
+    return None if found is None or not found.partitions else sorted(found.partitions)
 
 
 def all_topics(servers: str) -> list[str]:
@@ -142,22 +152,58 @@ def _is_changing(error: Any) -> bool:
     return error.code() in codes
 
 
-def finished_bounds(client: Consumer, servers: str, topic: str, partition: int, *, timeout_s: float) -> Bounds:
-    """What a partition holds once all transactions in it now are finished.
+class HiddenEndError(NotDone):
+    """An unfinished transaction hides the end of a partition from readers of finished ones."""
+
+    #: The first message of that transaction, if it could be read.
+    message: Record | None = None
+
+
+def finished_bounds(
+    client: Consumer, servers: str, topic: str, partition: int, *, timeout_s: float, end: int | None = None
+) -> Bounds:
+    """What a partition holds once all transactions in it now are finished; ``end``: those below this offset.
 
     An open transaction of another producer hides what was committed after it began. Brokers end it after its timeout.
+    Raises HiddenEndError if that takes longer than ``timeout_s``.
     """
-    with consumer(servers, isolation="read_uncommitted") as everything:
-        end = bounds_of(everything, servers, topic, partition).end
+    if end is None:
+        with consumer(servers, isolation="read_uncommitted") as everything:
+            end = bounds_of(everything, servers, topic, partition).end
+    found = bounds_of(client, servers, topic, partition)
     for _ in Retry(deadline_s=timeout_s, backoff=_LOOKS).attempts():
-        found = bounds_of(client, servers, topic, partition)
         if found.end >= end:
             return found
-    raise NotDone(
-        f"an unfinished transaction hides the end of topic {topic}, partition {partition}",
-        next_step="wait until the broker has ended it, then retry",
+        found = bounds_of(client, servers, topic, partition)
+    raise _hidden(servers, topic, partition, found.end, timeout_s)
+
+
+def _hidden(servers: str, topic: str, partition: int, offset: int, waited_s: float) -> HiddenEndError:
+    first = _message_at(servers, topic, partition, offset)
+    since = "" if first is None else f", written {max(0.0, time.time() - first.timestamp_ms / 1_000):.0f} s ago"
+    error = HiddenEndError(
+        f"an unfinished transaction hides the end of topic {topic}, partition {partition}: its first message is at "
+        f"offset {offset}{since}",
+        next_step="end its producer, or wait until the broker ends the transaction (the producer's "
+        "transaction.timeout.ms); kafka-transactions.sh find-hanging names what never ends",
         servers=servers,
+        waited_s=round(waited_s, 1),
     )
+    error.message = first
+    return error
+
+
+def _message_at(servers: str, topic: str, partition: int, offset: int) -> Record | None:
+    """A message, finished or not; None: it did not arrive soon."""
+    kafka = import_kafka()
+    with consumer(servers, isolation="read_uncommitted") as everything:
+        everything.assign([kafka.TopicPartition(topic, partition, offset)])
+        deadline = time.monotonic() + _MESSAGE_S
+        while time.monotonic() < deadline:
+            message = everything.poll(0.2)
+            if message is not None and message.error() is None:
+                return _record(message)
+    return None
 
 
 def administrator(servers: str) -> Any:
@@ -190,6 +236,21 @@ def topic_ids(servers: str, topics: Sequence[str], client: Any = None) -> dict[s
     return {topic: identity for topic, identity in found.items() if identity and identity != _NO_TOPIC_ID}
 
 
+def ends_of(client: Any, servers: str, topic: str) -> dict[int, int]:
+    """The end of every partition, unfinished transactions included. ``client``: an administrator."""
+    kafka = import_kafka()
+    from confluent_kafka.admin._listoffsets import OffsetSpec
+
+    numbers = partitions_of(client, servers, topic) or []
+    asked = {kafka.TopicPartition(topic, one): OffsetSpec.latest() for one in numbers}  # type: ignore[no-untyped-call]
+    everything = kafka.IsolationLevel.READ_UNCOMMITTED
+    try:
+        answers = client.list_offsets(asked, isolation_level=everything, request_timeout=TIMEOUT_S) if asked else {}
+        return {where.partition: answer.result().offset for where, answer in answers.items()}
+    except kafka.KafkaException as error:
+        raise unreachable(servers, error) from error
+
+
 def read_range(client: Consumer, servers: str, topic: str, partition: int, bounds: Bounds) -> Iterator[list[Record]]:
     """The messages of finished transactions in [first, end), in their order, in pages."""
     kafka = import_kafka()
@@ -214,6 +275,8 @@ def read_range(client: Consumer, servers: str, topic: str, partition: int, bound
                 at = max(at, message.offset())
             elif problem.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
                 raise LostInputError(f"topic {topic}, partition {partition}: offset {at} is gone", servers=servers)
+            elif problem.code() == kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
+                continue  # the client looks for its group's coordinator, and assigned partitions need none
             elif not problem.retriable():
                 kind = failure_kind(kafka.KafkaException(problem))
                 raise kind(f"topic {topic}, partition {partition} cannot be read: {problem.str()}", servers=servers)
@@ -233,7 +296,6 @@ def _record(message: Any) -> Record:
 
 def failure_kind(error: BaseException) -> type[NotDone]:
     """Refused if the broker does not accept the user, or what the user asks for."""
-    code = getattr(error.args[0], "code", None) if error.args else None
     known = import_kafka().KafkaError
     refusals = {
         known._AUTHENTICATION,
@@ -243,7 +305,13 @@ def failure_kind(error: BaseException) -> type[NotDone]:
         known.CLUSTER_AUTHORIZATION_FAILED,
         known.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
-    return Refused if code is not None and code() in refusals else NotDone
+    return Refused if code_of(error) in refusals else NotDone
+
+
+def code_of(error: BaseException) -> int | None:
+    """Kafka's code of an error; None: it is not one of Kafka's."""
+    code = getattr(error.args[0], "code", None) if error.args else None
+    return None if code is None else int(code())
 
 
 def unreachable(servers: str, error: BaseException) -> NotDone:

@@ -274,7 +274,7 @@ def test_a_flow_that_rests_has_its_newest_epoch_in_common() -> None:
     life.random.random = lambda: 0.5  # type: ignore[method-assign]  # no kill, no lost reach
     for _ in range(200):
         life.step()
-    while life.start is not None:
+    while life.start is not None or not life.history:
         life.step()
     for name in range(3):
         for _ in life.history:

@@ -306,12 +306,32 @@ class CodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     savepoint: str = ""
 
 
+class StartStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A start that is under way."""
+
+    pid: int
+    #: flow, Java, Spark, recovery or queries; empty: not known yet.
+    step: str
+    #: When the start began; 0: not known.
+    since_ms: int
+    #: The epoch or savepoint that it restores, because a person has requested it; empty: none.
+    restores: str = ""
+
+
+class CloneOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a cloned flow begins."""
+
+    flow: str
+    epoch: Epoch
+
+
 class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole status of one flow."""
 
     flow: FlowName
     pid: int
-    #: running, paused, waiting (for a resource that is away), unhealthy, failed or stopped.
+    #: running, paused, waiting (for a resource that is away), unhealthy, failed or stopped. For readers also starting,
+    #: ended (its process is gone), copy (of the folder of a flow) and new (it was never started).
     state: str
     generation: Generation
     recovery: RecoveryStatus
@@ -335,3 +355,7 @@ class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int = 0
     #: The epoch or savepoint that the next start restores, because a person has requested it; empty: none.
     restore_requested: str = ""
+    #: For readers: the start that is under way; the rest is what the flow wrote before it.
+    starting: StartStatus | None = None
+    #: For readers: of a flow that has not been started yet, the flow that it was cloned from.
+    cloned_from: CloneOrigin | None = None

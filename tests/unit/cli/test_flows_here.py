@@ -51,6 +51,10 @@ def test_a_relative_storage_is_named_with_its_place(tmp_path: Path, monkeypatch:
 def test_a_wrong_name_is_answered_with_the_right_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no flow 'shpo'") as refused:
         flow_here("shpo", storage(tmp_path, "shop", "bank"), None)
+    assert refused.value.next_step == "did you mean shop? its flows are: bank, shop"
+    assert refused.value.where == {"flow": "shpo"}
+    with pytest.raises(ConfigError) as refused:
+        flow_here("quite-another", str(tmp_path), None)
     assert refused.value.next_step == "its flows are: bank, shop"
 
 

@@ -14,19 +14,22 @@ from cutline.base.clock import now_ms
 from cutline.base.redaction import without_secrets
 from cutline.cli.flows_here import FlowHere
 from cutline.cli.places import damage_note, is_running, kept_checkpoints
-from cutline.cli.words import counted, iso, span
+from cutline.cli.running.status import load_status
+from cutline.cli.words import clone_words, counted, iso, span
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.factory import retention_policy
 from cutline.errors import CutlineError, StoreError
 from cutline.model.checkpoint import Manifest, OperatorRecord
 from cutline.model.ids import NO_EPOCH, Epoch, OperatorId, SinkId
-from cutline.model.status import RESTORE_LIMITS, RestoreLimits, RewindWindow
+from cutline.model.layout import Layout
+from cutline.model.status import RESTORE_LIMITS, FlowStatus, RestoreLimits, RewindWindow, StartStatus
 from cutline.ports.inspection import CoordinatorRecords, Expiry
 from cutline.ports.source_guard import Today
 from cutline.protocol.history.known_checkpoints import complete_epoch
 from cutline.protocol.recovery.facts import SinkFacts
 from cutline.protocol.recovery.restorable import Release, released_at
 from cutline.protocol.recovery.sink_rules import why_not_restored
+from cutline.runtime.process.state import FlowState, state_of
 from cutline.spark_dir.recorded_sources import load_recorded
 from cutline.spark_dir.source_check import check_sources, newest_positions
 from cutline.storage.checkpoints import LocalCheckpointStore
@@ -86,13 +89,28 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     #: The epoch or savepoint that the next start restores, because a person has requested it; empty: none.
     restore_requested: str = ""
+    #: As in ``cutline flows``, and the start that is under way; a flow that starts is not running yet.
+    state: str = ""
+    starting: StartStatus | None = None
+
+
+def _now(layout: Layout) -> tuple[FlowStatus | None, FlowState]:
+    """A status that cannot be read counts as none: this is about what is stored."""
+    status = None
+    with contextlib.suppress(CutlineError, OSError):
+        status = load_status(layout)
+    return status, state_of(layout, status)
 
 
 def past_of(here: FlowHere, *, asks: bool) -> Past:
     """Reads only. ``asks``: sources and sinks are asked how far back they reach."""
-    is_up, at_ms, notes = is_running(here.layout), now_ms(), []
+    at_ms, notes = now_ms(), list[str]()
+    status, now = _now(here.layout)
+    is_up = now.is_up
     store, known = LocalStore.reading(here.layout), inspect_coordinator(here.layout.metadata)
-    if known.problem:
+    if status is not None and status.cloned_from is not None:
+        notes.append(f"not started yet: {clone_words(here.flow, status.cloned_from)}")
+    elif known.problem:
         notes.append(known.problem)
     unreadable = list[Epoch]()
     manifests = kept_checkpoints(store, unreadable)
@@ -139,10 +157,12 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
                 limited_by=limit,
             )
         )
-    waiting = waiting_request(here.layout)
+    waiting = waiting_request(here.layout) if now.starting is None else None
     return Past(
         flow=here.flow,
         is_running=is_up,
+        state=now.state,
+        starting=status.starting if status is not None else now.starting,
         epochs=epochs,
         damaged=unreadable,
         notes=list(dict.fromkeys(notes)),

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cutline.base.clock import now_ms
 from cutline.cli.running.columns import Column, fitted
-from cutline.cli.words import counted, number, rate, requested, size, span
+from cutline.cli.words import counted, number, rate, requested, size, span, state_words
 from cutline.model.ids import NO_BATCH, NO_EPOCH
 from cutline.model.status import EpochOutcome, FlowStatus, OperatorStatus, SinkStatus
 
@@ -28,7 +28,15 @@ _LATE_INTERVALS = 3
 #: Input that is kept no longer than this is about to be lost.
 _SHORT_MS = 3_600_000
 _NOTHING = "–"
-_STATE_STYLES = {"running": "green", "stopped": "dim", "paused": "yellow", "waiting": "yellow"}
+_NOT_UP = ("stopped", "failed", "starting", "ended", "copy", "new")
+_STATE_STYLES = {
+    "running": "green",
+    "stopped": "dim",
+    "paused": "yellow",
+    "waiting": "yellow",
+    "starting": "yellow",
+    "new": "dim",
+}
 
 _OPERATOR_COLUMNS = (
     Column("operator"),
@@ -84,9 +92,12 @@ class _FlowView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, status = options.max_width, self._status
         yield self._title(width)
-        yield self._checkpoint_line()
+        if status.generation:
+            yield self._checkpoint_line()
         yield from self._trouble()
         yield from _code(status, width)
+        if not status.operators:
+            return
         yield Text()
         yield self._operators(width)
         if self._is_up:
@@ -102,10 +113,11 @@ class _FlowView:
 
     def _title(self, width: int) -> RenderableType:
         status = self._status
-        words = Text.assemble((status.flow, "bold"), "  ", (status.state, _state_style(status)))
+        words = Text.assemble((status.flow, "bold"), "  ", (state_words(status, self._now_ms), _state_style(status)))
         if status.started_ms and self._is_up:
             words.append(f"  for {span(self._now_ms - status.started_ms)}")
-        words.append(f"  generation {status.generation}, recovery path: {_path(status)}", style="dim")
+        if status.generation and status.starting is None:
+            words.append(f"  generation {status.generation}, recovery path: {_path(status)}", style="dim")
         if not self._note:
             return words
         if len(words) + len(self._note) + 2 > width:
@@ -118,7 +130,7 @@ class _FlowView:
 
     @property
     def _is_up(self) -> bool:
-        return self._status.state not in ("stopped", "failed") and not self._status.state.startswith("not running")
+        return self._status.state not in _NOT_UP
 
     def _checkpoint_line(self) -> Text:
         status, checkpoints = self._status, self._status.checkpoints
@@ -298,8 +310,10 @@ def _path(status: FlowStatus) -> str:
 def _code(status: FlowStatus, width: int) -> Iterator[Text]:
     if status.restore_requested:
         yield Text(requested(status.flow, status.restore_requested), style="yellow")
+    if status.starting is not None and status.starting.restores:
+        yield Text(f"it restores {status.starting.restores}, as requested", style="yellow")
     code = status.code
-    if code is None:
+    if code is None or status.starting is not None:
         return
     if code.change:
         saved = f"; the state before it is savepoint {code.savepoint}" if code.savepoint else ""

@@ -147,7 +147,15 @@ def test_a_fresh_clone_is_told_from_a_damaged_flow(tmp_path: Path) -> None:
         drained(flow, "branch")
     where = ["--storage", str(tmp_path / "trial")]
     line = ["clone", "counting", "branch", "trial", "--into", where[1], "--storage", str(tmp_path / "storage")]
-    assert CliRunner().invoke(app, line).exit_code == 0
+    told = CliRunner().invoke(app, line)
+    assert told.exit_code == 0
+    first, second = told.stdout.splitlines()
+    assert first.startswith('flow trial begins at epoch 1 of counting; run it with Flow("trial")')
+    assert second == "operators with their state: numbers, totals"
+    held = ["checkpoints", "--storage", str(tmp_path / "storage")]
+    assert "savepoints: branch of epoch 1" in CliRunner().invoke(app, held).stdout
+    epochs = json.loads(CliRunner().invoke(app, [*held, "--json"]).stdout)["epochs"]
+    assert [one["savepoints"] for one in epochs] == [["branch"]]
     said = 'cloned from counting, epoch 1; run it with Flow("trial")'
     for command in (["status", *where], ["status", "trial", *where], ["checkpoints", *where]):
         told = CliRunner().invoke(app, command)

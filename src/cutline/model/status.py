@@ -304,6 +304,10 @@ class CodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     change: str = ""
     #: The savepoint of the state as the former code left it; empty: none was due or possible.
     savepoint: str = ""
+    #: The epoch that this start restored on request, and the savepoint of what it gave up. That has left the flow's
+    #: history: it cannot be restored, but cloned.
+    restored: Epoch | None = None
+    given_up: str = ""
 
 
 class StartStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,6 +78,7 @@ def _columns(now_ms: int, *, is_wide: bool) -> tuple[_Column, ...]:
         _Column(name="rows", text=lambda one: number(one.published_rows), is_right=True),
         _Column(name="code", text=lambda one: one.code[:digits]),
         _Column(name="pinned", text=lambda one: "pinned" if one.is_pinned else "", is_wide=True),
+        _Column(name="savepoints", text=lambda one: ", ".join(one.savepoints), is_wide=True),
         _Column(name="restorable\nuntil", text=lambda one: _until(one, now_ms)),
         _Column(name="limited by", text=lambda one: _limits(one, now_ms), is_wide=True),
     )
@@ -134,6 +135,8 @@ def _print(console: Console, past: Past, *, is_wide: bool) -> None:
     lines = [summary, *_refusals(past.epochs)]
     if past.restore_requested:
         lines.append(requested(past.flow, past.restore_requested))
+    if not is_wide and (named := [one for one in past.epochs if one.savepoints]):
+        lines.append("savepoints: " + "; ".join(f"{', '.join(one.savepoints)} of epoch {one.epoch}" for one in named))
     if past.starting is not None:
         restores = f"; it restores {past.starting.restores}" if past.starting.restores else ""
         lines.append(f"the flow is {start_words(past.starting, at_ms)}{restores}: the times hold from now on")

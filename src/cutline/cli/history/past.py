@@ -13,14 +13,14 @@ from cutline.base import records
 from cutline.base.clock import now_ms
 from cutline.base.redaction import without_secrets
 from cutline.cli.flows_here import FlowHere
-from cutline.cli.places import damage_note, is_running, kept_checkpoints
+from cutline.cli.places import damage_note, is_running, kept_checkpoints, savepoints_of
 from cutline.cli.running.status import load_status
 from cutline.cli.words import clone_words, counted, iso, span
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.factory import retention_policy
 from cutline.errors import CutlineError, StoreError
 from cutline.model.checkpoint import Manifest, OperatorRecord
-from cutline.model.ids import NO_EPOCH, Epoch, OperatorId, SinkId
+from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
 from cutline.model.layout import Layout
 from cutline.model.status import RESTORE_LIMITS, FlowStatus, RestoreLimits, RewindWindow, StartStatus
 from cutline.ports.inspection import CoordinatorRecords, Expiry
@@ -68,6 +68,8 @@ class PastEpoch(msgspec.Struct, frozen=True, kw_only=True):
     #: The code that made it, by its fingerprint; empty: a former version did.
     code: str
     is_pinned: bool
+    #: The savepoints of this very checkpoint.
+    savepoints: list[str]
     #: Why a restore would be refused now; empty: it would not.
     why_not: list[str]
     #: When retention releases it, if the flow goes on as it does; None: no end is in sight.
@@ -130,7 +132,7 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
     lost_input = list(_lost_input(here, store, manifests, notes)) if asks else []
     refusals = _refusals(here, manifests, lost_input, windows, options, notes)
     expiries = _expiries(here, store, manifests) if asks else {}
-    epochs, before = [], frozenset[str]()
+    epochs, before, named = [], frozenset[str](), _named(here)
     for one in manifests:
         figures, before = _figures(store.checkpoints, one, known, before)
         if not figures.is_whole:
@@ -151,6 +153,7 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
                 published_rows=figures.published_rows,
                 code=one.code,
                 is_pinned=one.epoch in known.pins,
+                savepoints=named.get((one.epoch, one.generation), []),
                 why_not=refusals[one.epoch],
                 restorable_until=iso(until_ms) if until_ms is not None else None,
                 until_ms=until_ms,
@@ -168,6 +171,15 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
         notes=list(dict.fromkeys(notes)),
         restore_requested=waiting.to if waiting is not None else "",
     )
+
+
+def _named(here: FlowHere) -> dict[tuple[Epoch, Generation], list[str]]:
+    """The savepoints of each checkpoint; after a restore, another one may have had the same number."""
+    found: dict[tuple[Epoch, Generation], list[str]] = {}
+    with contextlib.suppress(CutlineError, OSError):
+        for one in savepoints_of(here).list():
+            found.setdefault((one.epoch, one.generation), []).append(one.name)
+    return found
 
 
 def _refusals(

@@ -112,6 +112,8 @@ def _problems(status: FlowStatus, *, is_up: bool) -> Iterator[str]:
     if not is_up:
         if status.state == "ended":
             yield state_words(status)
+        if status.starting is None and not status.failure and not status.health.healthy and status.health.reason:
+            yield f"when it ended: {status.health.reason}"
         return
     if not status.health.healthy and status.health.reason:
         yield status.health.reason

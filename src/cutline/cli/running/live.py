@@ -158,13 +158,14 @@ class _FlowView:
     def _trouble(self) -> Iterator[Text]:
         """Everything that a person must look at, the worst first."""
         status, health = self._status, self._status.health
+        reason = health.reason if not health.healthy else ""
         if status.failure:
             yield Text(status.failure, style="red")
         elif not health.healthy and health.reason:
             failed = f"{counted(health.failures, 'checkpoint')} in a row failed: " if health.failures else ""
-            yield Text(failed + health.reason, style="red")
+            yield Text(failed + health.reason + self._trace(reason), style="red")
         for name, operator in status.operators.items():
-            if operator.problem and not status.failure:
+            if operator.problem and not status.failure and operator.problem not in reason:
                 trace = f"; whole trace: {operator.trace}" if operator.trace else ""
                 yield Text(f"{name} failed: {operator.problem}{trace}", style="red")
         for name, sink in status.sinks.items():
@@ -176,6 +177,12 @@ class _FlowView:
         yield from self._remote()
         yield from (Text(f"recovery: {problem}", style="yellow") for problem in status.recovery.problems)
         yield from _unguarded(status)
+
+    def _trace(self, reason: str) -> str:
+        """Where the whole trace is of the failure that the reason tells."""
+        operators = self._status.operators.values()
+        traces = [one.trace for one in operators if one.trace and one.problem and one.problem in reason]
+        return f"; whole trace: {traces[0]}" if traces else ""
 
     def _sources(self) -> Iterator[Text]:
         """How far behind sources are read, and how long they keep what the oldest checkpoint needs."""
@@ -315,7 +322,12 @@ def _code(status: FlowStatus, width: int) -> Iterator[Text]:
     code = status.code
     if code is None or status.starting is not None:
         return
-    if code.change:
+    if code.restored is not None and code.given_up:
+        kept = f"what was given up is kept as savepoint {code.given_up} (clone only)"
+        yield Text(f"restored to epoch {code.restored}; {kept}", style="dim")
+    elif code.restored is not None and code.change:
+        yield Text(f"restored to epoch {code.restored}", style="dim")
+    elif code.change:
         saved = f"; the state before it is savepoint {code.savepoint}" if code.savepoint else ""
         yield Text(code.change + saved, style="yellow")
     if width >= _WIDE:

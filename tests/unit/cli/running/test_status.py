@@ -118,3 +118,17 @@ def test_a_request_that_is_being_carried_out_is_not_offered_for_withdrawal(tmp_p
     assert "it restores auto-1, as requested" in text and "--cancel" not in text
     assert (status["state"], status["restore_requested"]) == ("starting", "")
     assert status["starting"]["restores"] == "auto-1"
+
+
+@pytest.mark.parametrize("state", ["unhealthy", "stopped"])
+def test_why_an_operator_fails_is_told_once(tmp_path: Path, state: str) -> None:
+    problem = "ValueError: the key is null"
+    operator = {**WRITTEN["operators"]["numbers"], "failures": 4, "problem": problem, "trace": "/traces/1.txt"}
+    health = {"healthy": False, "failures": 0, "reason": f"numbers has failed 4 times: {problem}"}
+    written = {**WRITTEN, "state": state, "operators": {"numbers": operator}, "health": health, "pid": os.getpid()}
+    store(tmp_path, json.dumps(written))
+    text, _ = told_by("status", tmp_path)
+    assert text.count("the key is null") == 1 and "whole trace: /traces/1.txt" in text
+    listed, flows = told_by("flows", tmp_path)
+    assert "the key is null" in listed
+    assert len(flows["flows"][0]["problems"]) == 1

@@ -139,25 +139,13 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
             notes.append(f"records of epoch {one.epoch} cannot be read: see cutline verify {here.flow} {one.epoch}")
         release, expiry = released.get(one.epoch), expiries.get(one.epoch, Expiry(None))
         until_ms, limit = until(release, expiry, _limited_by(one, options, known, release))
+        past = _past_epoch(one, figures, at_ms, until_ms, limit)
         epochs.append(
-            PastEpoch(
-                epoch=one.epoch,
-                completed=iso(one.completed_ms),
-                completed_ms=one.completed_ms,
-                age_ms=max(at_ms - one.completed_ms, 0),
-                size_bytes=figures.size_bytes,
-                new_bytes=figures.new_bytes,
-                in_flight_rows=figures.in_flight_rows,
-                in_flight_unmeasured=figures.in_flight_unmeasured,
-                sink_rows=figures.sink_rows,
-                published_rows=figures.published_rows,
-                code=one.code,
+            msgspec.structs.replace(
+                past,
                 is_pinned=one.epoch in known.pins,
                 savepoints=named.get((one.epoch, one.generation), []),
                 why_not=refusals[one.epoch],
-                restorable_until=iso(until_ms) if until_ms is not None else None,
-                until_ms=until_ms,
-                limited_by=limit,
             )
         )
     waiting = waiting_request(here.layout) if now.starting is None else None
@@ -170,6 +158,28 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
         damaged=unreadable,
         notes=list(dict.fromkeys(notes)),
         restore_requested=waiting.to if waiting is not None else "",
+    )
+
+
+def _past_epoch(one: Manifest, figures: _Figures, at_ms: int, until_ms: int | None, limited_by: str) -> PastEpoch:
+    return PastEpoch(
+        epoch=one.epoch,
+        completed=iso(one.completed_ms),
+        completed_ms=one.completed_ms,
+        age_ms=max(at_ms - one.completed_ms, 0),
+        size_bytes=figures.size_bytes,
+        new_bytes=figures.new_bytes,
+        in_flight_rows=figures.in_flight_rows,
+        in_flight_unmeasured=figures.in_flight_unmeasured,
+        sink_rows=figures.sink_rows,
+        published_rows=figures.published_rows,
+        code=one.code,
+        is_pinned=False,
+        savepoints=[],
+        why_not=[],
+        restorable_until=iso(until_ms) if until_ms is not None else None,
+        until_ms=until_ms,
+        limited_by=limited_by,
     )
 
 

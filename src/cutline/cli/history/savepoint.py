@@ -236,9 +236,12 @@ def clone(
     config: Config = None,
     into: Annotated[str | None, typer.Option(help="Storage folder of the new flow; default: the same.")] = None,
     rename: Annotated[
-        list[str] | None, typer.Option(help="old=new: an operator with another name in the new flow.")
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW", help="old=new: an operator with another name in the new flow."),
     ] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="An operator that the new flow does not have.")] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="OPERATOR", help="An operator that the new flow does not have.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Create a second flow that begins at a savepoint, shares nothing with the first, and has empty sinks."""

@@ -65,7 +65,7 @@ LogFileName = Annotated[
     typer.Option("--log-file", help="Log to this file, with Spark's own output; {flow} stands for the flow's name."),
 ]
 LogSize = Annotated[str, typer.Option(help="Begin a new log file at this size; 0: never, another program rotates it.")]
-LogKeep = Annotated[int, typer.Option(min=1, help="How many full log files to keep.")]
+LogKeep = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="How many full log files to keep.")]
 
 #: Of the log beside a live view: it stays small, because it lies in the flow's folder.
 _OWN_LOG = "run.log"

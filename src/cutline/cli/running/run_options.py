@@ -39,7 +39,8 @@ RestoreTo = Annotated[
     ),
 ]
 Rename = Annotated[
-    list[str] | None, typer.Option(help="With --restore-to, old=new: an operator that was renamed since.")
+    list[str] | None,
+    typer.Option(metavar="OLD=NEW", help="With --restore-to, old=new: an operator that was renamed since."),
 ]
 AllowDropped = Annotated[
     bool, typer.Option("--allow-dropped", help="With --restore-to: leave behind operators that the flow no longer has.")
@@ -55,7 +56,9 @@ Rejoin = Annotated[
 UntilDone = Annotated[bool, typer.Option("--until-done", help="Process the present input, publish it, and stop.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Log as JSON lines; end with the status as JSON.")]
 Master = Annotated[str | None, typer.Option(help="Spark's master, for example spark://host:7077 or local[4].")]
-Conf = Annotated[list[str] | None, typer.Option(help="A setting of Spark, as key=value; may be repeated.")]
+Conf = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark, as key=value; may be repeated.")
+]
 Http = Annotated[
     str | None, typer.Option(help="Serve /metrics and /healthz at HOST:PORT; without HOST on loopback only.")
 ]

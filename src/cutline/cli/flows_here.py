@@ -83,6 +83,13 @@ def _is_starting(layout: Layout) -> bool:
 
 def no_flow(flow: str, options: Options) -> ConfigError:
     found = [one.flow for one in flows_in(options)]
+    layout = Layout(_storage(options), flow)
+    if flow in found and _is_starting(layout) and not layout.checkpoints.exists():
+        return ConfigError(
+            "the flow is starting for the first time: nothing is stored yet",
+            next_step=f"wait until it runs: cutline status {flow}{storage_flag(options)}",
+            flow=flow,
+        )
     if flow in found:
         return ConfigError(
             f"flow {flow!r} in {options.storage} has no flow.json, which says whose folder it is",

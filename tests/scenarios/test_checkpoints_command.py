@@ -17,7 +17,7 @@ from cutline.cli.flows_here import FlowHere
 from cutline.cli.history.past import past_of
 from cutline.cli.main import app
 from cutline.config.options import Options
-from cutline.errors import ConfigError, RequestFailedError, UnknownEpochError
+from cutline.errors import ConfigError, UnknownEpochError
 from cutline.model.ids import Epoch
 from cutline.runtime.lock import FlowLock
 from cutline.storage.metadata.inspector import inspect_coordinator
@@ -123,8 +123,10 @@ def test_a_pin_holds_while_the_flow_runs_and_when_it_has_stopped(tmp_path: Path,
         assert cli("checkpoints", "--json")["epochs"][0]["limited_by"] == "pinned"
         take(flow, 2)
         flow.wait(lambda: flow.checkpoints.epochs() == [1, 3])
-        with pytest.raises(RequestFailedError, match="epoch 2 is not a complete checkpoint"):
+        with pytest.raises(UnknownEpochError, match="epoch 2 is not a complete checkpoint") as refused:
             cli("pin", "counting", "2")
+        assert refused.value.next_step == "available checkpoints: 1, 3" and "Next" not in refused.value.what
+        assert refused.value.where == {"flow": "counting"}
     assert cli("pin", "counting", "3", "--json") == {"flow": "counting", "epoch": 3, "is_pinned": True}
     assert cli("unpin", "1", "--json") == {"flow": "counting", "epoch": 1, "is_pinned": False}
     assert inspect_coordinator(flow.layout.metadata).pins == {3}
@@ -293,7 +295,7 @@ def test_a_flow_whose_process_was_killed_has_a_problem(tmp_path: Path, cli: Cli)
     written = json.loads((tmp_path / "then/counting/status.json").read_text())
     (tmp_path / "storage/counting/status.json").write_text(json.dumps({**written, "pid": 1 << 30}))
     (one,) = cli("flows", "--json")["flows"]
-    assert one["state"] == "stopped"
+    assert one["state"] == "ended"
     assert "its process has ended" in one["problems"][0]
 
 

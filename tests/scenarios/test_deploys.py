@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -120,6 +121,46 @@ def test_a_flow_is_restored_to_before_the_last_deploy(tmp_path: Path) -> None:
         assert_each_once(flow.sink.rows())
         assert len(flow.sink.rows()) == 5
     assert [one.taken_before for one in automatic(tmp_path)] == ["deploy", "restore"], "what was given up is kept too"
+
+
+def test_what_a_restore_gave_up_is_kept_and_not_offered_for_restoring(tmp_path: Path) -> None:
+    live(tmp_path, GOOD)
+    live(tmp_path, BAD)
+    command(tmp_path, "restore", "--flow", "counting", "--to", "before-last-deploy")
+    with running(tmp_path, functions=GOOD) as flow:
+        flow.emit(2)
+        flow.drain()
+        flow.wait(flow.layout.status.exists)
+    good, bad = automatic(tmp_path)
+    shown = " ".join(command(tmp_path, "status", "counting").stdout.split())
+    kept = f"what was given up is kept as savepoint {bad.name} (clone only)"
+    assert f"restored to epoch {good.epoch}; {kept}" in shown
+    assert "code changed" not in shown and "the state before it" not in shown
+    code = json.loads(command(tmp_path, "status", "counting", "--json").stdout)["code"]
+    assert (code["restored"], code["given_up"], code["savepoint"]) == (good.epoch, bad.name, "")
+    listed = json.loads(command(tmp_path, "savepoint", "list", "counting", "--json").stdout)
+    assert {one["name"]: one["is_restorable"] for one in listed} == {good.name: True, bad.name: False}
+    lines = command(tmp_path, "savepoint", "list", "counting").stdout.splitlines()
+    assert [name in lines[0] for name in ("age", "size", "restorable")] == [True] * 3
+    assert "no, clone only" in next(line for line in lines if bad.name in line)
+    target = ("restore", "--flow", "counting", "--to", bad.name)
+    told = CliRunner().invoke(app, [*target, "--dry-run", "--storage", str(tmp_path / "storage")])
+    first, then = told.stdout.splitlines()[:2]
+    why = f"epoch {bad.epoch} left the flow's history when epoch {good.epoch} was restored"
+    assert told.exit_code == 1 and first.startswith("the start would refuse: ") and why in first
+    assert then.startswith(f"Next: begin a second flow from it: cutline clone counting {bad.name} NEW_FLOW --storage ")
+    assert "would restore" not in told.stdout and "given up:" not in told.stdout
+    told = CliRunner().invoke(app, [*target, "--storage", str(tmp_path / "storage")])
+    assert isinstance(told.exception, RecoveryError) and why in told.exception.what
+
+
+def test_before_the_last_deploy_of_a_flow_that_had_none(tmp_path: Path) -> None:
+    live(tmp_path, GOOD)
+    live(tmp_path, GOOD)
+    line = ["restore", "--flow", "counting", "--to", "before-last-deploy", "--storage", str(tmp_path / "storage")]
+    told = CliRunner().invoke(app, line)
+    assert isinstance(told.exception, UnknownSavepointError)
+    assert "the code has not changed since the first start" in told.exception.what
 
 
 @pytest.mark.parametrize("code", [GOOD, FIXED], ids=["former code", "fixed code"])

@@ -17,7 +17,7 @@ from cutline.cli.asking import ask_running
 from cutline.cli.flows_here import flow_here
 from cutline.cli.history import restore_now
 from cutline.cli.running.former import former_run
-from cutline.errors import ConfigError, LostInputError, RecoveryError, RequestFailedError
+from cutline.errors import ConfigError, LostInputError, RecoveryError, RequestFailedError, UnknownEpochError
 from cutline.model.generation import LostInput
 from cutline.model.ids import Epoch, OperatorId
 from cutline.model.layout import Layout
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_was_released_since_the_preview_stops_nothing(
                 flow.wait(lambda: 2 not in flow.checkpoints.epochs())
 
         before(monkeypatch, "ask_running", release)
-        with pytest.raises(RequestFailedError, match="epoch 2 is not a complete checkpoint that is kept"):
+        with pytest.raises(UnknownEpochError, match="epoch 2 is not a complete checkpoint that is kept"):
             invoke(tmp_path, "--to", "2", "--now", "--no-start")
         assert stored_request(flow.layout) is None
         take(flow, 1)  # it runs on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
@@ -138,6 +139,37 @@ def test_a_clone_runs_beside_the_first_and_shares_nothing(tmp_path: Path) -> Non
         flow.drain()
         assert_each_once(flow.sink.rows())
         assert len(flow.sink.rows()) == 6
+
+
+def test_a_fresh_clone_is_told_from_a_damaged_flow(tmp_path: Path) -> None:
+    with running(tmp_path) as flow:
+        flow.emit(3)
+        drained(flow, "branch")
+    where = ["--storage", str(tmp_path / "trial")]
+    line = ["clone", "counting", "branch", "trial", "--into", where[1], "--storage", str(tmp_path / "storage")]
+    told = CliRunner().invoke(app, line)
+    assert told.exit_code == 0
+    first, second = told.stdout.splitlines()
+    assert first.startswith('flow trial begins at epoch 1 of counting; run it with Flow("trial")')
+    assert second == "operators with their state: numbers, totals"
+    held = ["checkpoints", "--storage", str(tmp_path / "storage")]
+    assert "savepoints: branch of epoch 1" in CliRunner().invoke(app, held).stdout
+    epochs = json.loads(CliRunner().invoke(app, [*held, "--json"]).stdout)["epochs"]
+    assert [one["savepoints"] for one in epochs] == [["branch"]]
+    said = 'cloned from counting, epoch 1; run it with Flow("trial")'
+    for command in (["status", *where], ["status", "trial", *where], ["checkpoints", *where]):
+        told = CliRunner().invoke(app, command)
+        assert told.exit_code == 0, told.output
+        shown = " ".join(told.output.split())
+        assert said in shown and "not started yet" in shown
+        assert "flow.json" not in shown and "missing" not in shown
+    status = json.loads(CliRunner().invoke(app, ["status", *where, "--json"]).output)
+    assert (status["state"], status["cloned_from"]) == ("new", {"flow": "counting", "epoch": 1})
+    (one,) = json.loads(CliRunner().invoke(app, ["flows", *where, "--json"]).output)["flows"]
+    assert (one["state"], one["problems"]) == ("new", [])
+    (tmp_path / "trial/trial/flow.json").unlink()
+    told = CliRunner().invoke(app, ["status", *where])
+    assert f"cutline verify trial --storage {where[1]}" in str(told.exception)
 
 
 def test_operators_may_be_renamed_and_dropped_on_the_way(tmp_path: Path) -> None:
@@ -314,7 +346,7 @@ def test_a_shell_asks_the_running_flow(tmp_path: Path) -> None:
         flow.emit(2)
         answer = ask(flow.layout.requests, "savepoint", {"name": "asked"}, seconds=20, wait=lambda: None)
         assert (answer["name"], answer["epoch"]) == ("asked", 1)
-        with pytest.raises(RequestFailedError, match="already"):
+        with pytest.raises(ConfigError, match="already"):
             ask(flow.layout.requests, "savepoint", {"name": "asked"}, seconds=20, wait=lambda: None)
         with pytest.raises(RequestFailedError, match="does not know"):
             ask(flow.layout.requests, "dance", {}, seconds=20, wait=lambda: None)

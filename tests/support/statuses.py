@@ -94,4 +94,6 @@ AS_NOW: dict[str, Any] = {
     "started_ms": 0,
     "at_ms": 0,
     "restore_requested": "",
+    "starting": None,
+    "cloned_from": None,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cutline.errors import ConfigError
+from cutline.errors import ConfigError, CutlineError
 from cutline.model.layout import Layout
 
 _ANSWER_SECONDS = 600.0
@@ -28,8 +28,12 @@ def ask_running(
         if not is_running(layout):
             raise ConfigError("the flow does not run any more", next_step="see cutline status", flow=layout.flow)
 
-    with Console(stderr=True).status(escape(what)):
-        answer: dict[str, Any] = ask(
-            layout.requests, kind, arguments, seconds=_ANSWER_SECONDS, wait=check_running, on_taken=on_taken
-        )
+    try:
+        with Console(stderr=True).status(escape(what)):
+            answer: dict[str, Any] = ask(
+                layout.requests, kind, arguments, seconds=_ANSWER_SECONDS, wait=check_running, on_taken=on_taken
+            )
+    except CutlineError as error:
+        error.add_where(flow=layout.flow)
+        raise
     return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,20 +68,45 @@ def flows_in(options: Options) -> list[Layout]:
         one
         for one in layouts
         if any(path.exists() for path in (one.identity, one.status, one.checkpoints, one.savepoints))
+        or _is_starting(one)
     ]
+
+
+def _is_starting(layout: Layout) -> bool:
+    """For the first time: nothing is stored but the lock of the process."""
+    if not layout.lock.exists():
+        return False
+    from cutline.runtime.lock import running_pid
+
+    return running_pid(layout.lock) is not None
 
 
 def no_flow(flow: str, options: Options) -> ConfigError:
     found = [one.flow for one in flows_in(options)]
+    layout = Layout(_storage(options), flow)
+    if flow in found and _is_starting(layout) and not layout.checkpoints.exists():
+        return ConfigError(
+            "the flow is starting for the first time: nothing is stored yet",
+            next_step=f"wait until it runs: cutline status {flow}{storage_flag(options)}",
+            flow=flow,
+        )
     if flow in found:
         return ConfigError(
             f"flow {flow!r} in {options.storage} has no flow.json, which says whose folder it is",
-            next_step=f"put it in place from a backup; what else is missing: cutline verify {flow}",
+            next_step=f"put it in place from a backup; what else is missing: cutline verify {flow}"
+            f"{storage_flag(options)}",
             flow=flow,
         )
-    others = ", ".join(found)
+    others, meant = ", ".join(found), difflib.get_close_matches(flow, found, n=1)
     next_step = f"its flows are: {others}" if others else "check --storage and the name"
-    return ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step=next_step)
+    if meant:
+        next_step = f"did you mean {meant[0]}? {next_step}"
+    return ConfigError(f"there is no flow {flow!r} in {options.storage}", next_step=next_step, flow=flow)
+
+
+def storage_flag(options: Options) -> str:
+    """What a command that is proposed needs, to find the same storage."""
+    return f" --storage {options.storage}" if options.storage != Options().storage else ""
 
 
 def nothing_in(options: Options) -> str:

@@ -33,7 +33,8 @@ Config = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help=f"Any option, as name=value: {', '.join(OPTION_NAMES)}.")
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help=f"Any option, as name=value: {', '.join(OPTION_NAMES)}."),
 ]
 
 

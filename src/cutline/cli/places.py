@@ -39,6 +39,7 @@ def savepoints_of(here: FlowHere) -> Savepoints:
 
 
 def is_running(layout: Layout) -> bool:
+    """Whether a process has the flow, also while it starts; what a person is told: ``state_of``."""
     from cutline.runtime.lock import running_pid
 
     return running_pid(layout.lock) is not None

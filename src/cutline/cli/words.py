@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cutline.model.status import CloneOrigin, FlowStatus, StartStatus
 
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 _UNITS = ("kB", "MB", "GB", "TB")
@@ -52,6 +56,30 @@ def span(duration_ms: int) -> str:
     if duration_ms < 2 * _DAY_MS:
         return f"{duration_ms // _HOUR_MS} h"
     return f"{duration_ms // _DAY_MS} d"
+
+
+def start_words(start: StartStatus, at_ms: int) -> str:
+    """Of a start that is under way: "starting (pid 4711, Spark, 12 s)"."""
+    took = span(at_ms - start.since_ms) if start.since_ms else ""
+    return f"starting ({', '.join(filter(None, (f'pid {start.pid}', start.step, took)))})"
+
+
+def state_words(status: FlowStatus, at_ms: int = 0) -> str:
+    """What the flow does now, for a person."""
+    if status.starting is not None:
+        return start_words(status.starting, at_ms)
+    words = {
+        "ended": "not running (its process has ended; start it again to resume)",
+        "new": "not started yet",
+        "copy": "not running (this folder is a copy; the status is the original's)",
+    }
+    told = words.get(status.state, status.state)
+    return told if status.cloned_from is None else f"{told}: {clone_words(status.flow, status.cloned_from)}"
+
+
+def clone_words(flow: str, origin: CloneOrigin) -> str:
+    """Of a cloned flow that was never started."""
+    return f'cloned from {origin.flow}, epoch {origin.epoch}; run it with Flow("{flow}")'
 
 
 def requested(flow: str, to: str) -> str:

@@ -49,6 +49,11 @@ class Layout:
         return self.root / "status.json"
 
     @property
+    def starting(self) -> Path:
+        """Which step a start is at; only while it lasts, for a person."""
+        return self.root / "starting.json"
+
+    @property
     def traces(self) -> Path:
         """Whole traces of errors, for a person; never read by the flow."""
         return self.root / "traces"
@@ -125,7 +130,7 @@ class Layout:
 
     def kept_when_set_aside(self) -> frozenset[Path]:
         """What belongs to the storage and not to the flow's state."""
-        own = (self.identity, self.lock, self.live_home, self.savepoints, self.set_aside)
+        own = (self.identity, self.lock, self.starting, self.live_home, self.savepoints, self.set_aside)
         return frozenset((*own, self.root / "aside"))
 
     @property

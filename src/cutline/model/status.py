@@ -304,6 +304,29 @@ class CodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     change: str = ""
     #: The savepoint of the state as the former code left it; empty: none was due or possible.
     savepoint: str = ""
+    #: The epoch that this start restored on request, and the savepoint of what it gave up. That has left the flow's
+    #: history: it cannot be restored, but cloned.
+    restored: Epoch | None = None
+    given_up: str = ""
+
+
+class StartStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A start that is under way."""
+
+    pid: int
+    #: flow, Java, Spark, recovery or queries; empty: not known yet.
+    step: str
+    #: When the start began; 0: not known.
+    since_ms: int
+    #: The epoch or savepoint that it restores, because a person has requested it; empty: none.
+    restores: str = ""
+
+
+class CloneOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a cloned flow begins."""
+
+    flow: str
+    epoch: Epoch
 
 
 class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,7 +334,8 @@ class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     flow: FlowName
     pid: int
-    #: running, paused, waiting (for a resource that is away), unhealthy, failed or stopped.
+    #: running, paused, waiting (for a resource that is away), unhealthy, failed or stopped. For readers also starting,
+    #: ended (its process is gone), copy (of the folder of a flow) and new (it was never started).
     state: str
     generation: Generation
     recovery: RecoveryStatus
@@ -335,3 +359,7 @@ class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int = 0
     #: The epoch or savepoint that the next start restores, because a person has requested it; empty: none.
     restore_requested: str = ""
+    #: For readers: the start that is under way; the rest is what the flow wrote before it.
+    starting: StartStatus | None = None
+    #: For readers: of a flow that has not been started yet, the flow that it was cloned from.
+    cloned_from: CloneOrigin | None = None

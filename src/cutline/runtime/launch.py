@@ -29,6 +29,7 @@ from cutline.runtime.assembly import FlowAssembly
 from cutline.runtime.handle import RunningFlow
 from cutline.runtime.lock import FlowLock
 from cutline.runtime.parts import Definition
+from cutline.runtime.process.state import noted_start
 from cutline.storage.restore_requests import stored_request, waiting_request
 from cutline.worker.immediate_publishing import with_immediate_sinks
 
@@ -66,8 +67,8 @@ def start_flow(
     def restore() -> RestoreRequest | None:
         return current_request(layout, restore_to, rename, allow_dropped=allow_dropped, flow=flow.name)
 
-    def open_spark(note_jvm: Callable[[int], None]) -> tuple[Engine, Executors]:
-        session = _open_session(flow, spark, spark_start, progress)
+    def open_spark(note_jvm: Callable[[int], None], told: Progress) -> tuple[Engine, Executors]:
+        session = _open_session(flow, spark, spark_start, told)
         return _open_spark(layout, flow, graph, options, session=session, note_jvm=note_jvm)
 
     run = _start_in(
@@ -83,20 +84,22 @@ def _start_in(
     graph: FlowGraph,
     options: Options,
     *,
-    open_spark: Callable[[Callable[[int], None]], tuple[Engine, Executors]],
+    open_spark: Callable[[Callable[[int], None], Progress], tuple[Engine, Executors]],
     restore: Callable[[], RestoreRequest | None],
     rejoin: bool,
     progress: Progress,
 ) -> RunningFlow:
     """Lock the folder, open Spark, recover, run."""
     lock = FlowLock(layout.lock, flow.name)
-    with contextlib.ExitStack() as on_failure:
+    with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as starting:
         with in_words(flow=flow.name, path=layout.root):
             durable.make_dir(layout.root)
             lock.acquire()
             on_failure.callback(lock.release)
+            note = starting.enter_context(noted_start(layout, progress))
             request = restore()
-            engine, executors = open_spark(lock.note_jvm)
+            note.restores(request.to if request is not None else "")
+            engine, executors = open_spark(lock.note_jvm, note)
         run = run_on(
             engine,
             flow,
@@ -107,7 +110,7 @@ def _start_in(
             release_lock=lock.release,
             request=request,
             rejoin=rejoin,
-            progress=progress,
+            progress=note,
         )
         on_failure.pop_all()
     return run

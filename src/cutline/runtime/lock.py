@@ -64,7 +64,7 @@ class FlowLock:
 
     def note_jvm(self, pid: int) -> None:
         """Record the JVM of this process, so that a successor can wait for its end."""
-        self._note(f"{os.getpid()} {pid} {_start_time(pid)}")
+        self._note(f"{os.getpid()} {pid} {started_at(pid)}")
 
     def _check_copy(self, note: _Note) -> None:
         """The note was copied with the folder. While the original runs, a start of its copy would only take the sinks
@@ -101,7 +101,10 @@ class FlowLock:
         pid, started = int(noted[1]), noted[2]
         deadline = time.monotonic() + _JVM_EXIT_SECONDS
         waited = False
-        while started and _start_time(pid) == started:
+        if started and started_at(pid) == started:
+            with contextlib.suppress(OSError):  # seen as starting meanwhile; a successor waits for the same JVM
+                self._note(f"{os.getpid()} {pid} {started}")
+        while started and started_at(pid) == started:
             if not waited:
                 log.warning("waiting_for_old_jvm", flow=self._flow, pid=pid)
                 waited = True
@@ -159,7 +162,7 @@ class _Note:
 
     def is_alive(self) -> bool:
         """By number and beginning, not by host: containers on one host have several names and may share processes."""
-        now = _start_time(self.pid)
+        now = started_at(self.pid)
         return bool(now) and self.started in ("", now)
 
     def is_of(self, folder: Path) -> bool:
@@ -183,7 +186,7 @@ class _Note:
 
 
 def _this_process(handle: int, path: Path) -> str:
-    begun, file = _start_time(os.getpid()), _identity(os.fstat(handle))
+    begun, file = started_at(os.getpid()), _identity(os.fstat(handle))
     return f"{begun or '-'} {file} {socket.gethostname() or '-'} {path.parent}"
 
 
@@ -203,7 +206,7 @@ def _identity(status: os.stat_result) -> str:
     return f"{status.st_dev}:{status.st_ino}"
 
 
-def _start_time(pid: int) -> str:
+def started_at(pid: int) -> str:
     """Distinguishes a process from a later one with the same pid; empty when there is none (or no /proc)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -155,7 +155,9 @@ class StatusBuilder:
             pyspark=code.pyspark,
             cutline=code.cutline,
             change=automatic.change,
-            savepoint=automatic.saved[0] if automatic.saved else "",
+            savepoint=next((one for one in automatic.saved if one != automatic.given_up), ""),
+            restored=automatic.requested,
+            given_up=automatic.given_up,
         )
 
     def _state(self, health: HealthStatus, waiting: Sequence[WaitingStatus]) -> str:

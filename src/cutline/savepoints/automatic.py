@@ -59,6 +59,8 @@ class AutomaticSavepoints:
     change: str = field(default="", init=False)
     #: The savepoints of what the former code left, that from which this start continues first.
     saved: list[str] = field(default_factory=list, init=False)
+    #: Of these, the one of what a restore gave up; empty: none.
+    given_up: str = field(default="", init=False)
     #: Those that nothing may remove now, beside those that generations name; asked when some are removed.
     spared: Callable[[], Collection[str]] = tuple
     _generations: Sequence[GenerationRecord] = field(default=(), init=False)
@@ -93,6 +95,7 @@ class AutomaticSavepoints:
         for due in decided.saves:
             name = self._save(due, by_epoch)
             continued_from = name if due.taken_before == "deploy" else continued_from
+            self.given_up = name if due.taken_before == "restore" else self.given_up
             crashpoint("deploy-saved")
         return NamedSavepoints(saved=continued_from, restored=self.restored)
 
@@ -171,6 +174,12 @@ def resolved(to: str, savepoints: Savepoints, generations: Sequence[GenerationRe
     if name in {one.name for one in _states(savepoints, generations)}:
         return name
     known = ", ".join(one.name for one in savepoints.list()) or "none"
+    if last_deploy(generations) is None:
+        raise UnknownSavepointError(
+            "the code has not changed since the first start: there is no deploy to restore from",
+            next_step=f"choose a savepoint ({known}) or an epoch (cutline checkpoints)",
+            flow=flow,
+        )
     problem = "no savepoint was taken before the code last changed"
     if name:
         problem = f"savepoint {name}, taken before the code last changed, is not here or of a history that was given up"
@@ -188,9 +197,13 @@ def _states(savepoints: Savepoints, generations: Sequence[GenerationRecord]) -> 
 
 
 def _is_of_history(one: Savepoint, savepoints: Savepoints, generations: Sequence[GenerationRecord]) -> bool:
-    if not one.taken_before:
-        return False
+    return bool(one.taken_before) and is_restorable(one, savepoints, generations)
+
+
+def is_restorable(one: Savepoint, savepoints: Savepoints, generations: Sequence[GenerationRecord]) -> bool:
+    """Whether a savepoint is of the present history of the flow; if not, it can only be cloned."""
     try:
+        savepoints.check_own(one.name)
         return bool(of_present_history([savepoints.manifest_of(one)], generations))
     except CutlineError:
         return False  # ``verify`` reports what is wrong with it

@@ -70,7 +70,12 @@ class _Builder:
         self._flow = flow
 
     def build(self, manifest: Manifest, generation: GenerationRecord) -> Manifest:
-        self._write(self._built.identity, records.encode("flow", {"name": self._flow, "created_ms": now_ms()}))
+        identity = {
+            "name": self._flow,
+            "created_ms": now_ms(),
+            "cloned_from": {"flow": manifest.flow, "epoch": manifest.epoch},
+        }
+        self._write(self._built.identity, records.encode("flow", identity))
         self._write(self._built.generation(generation.generation), records.encode("generation", self._of(generation)))
         self._entries(manifest)
         operators = {}

@@ -15,16 +15,19 @@ from typing import Any
 
 import msgspec
 
+from cutline import errors
 from cutline.base import durable
 from cutline.base.decoding import decoder_of
 from cutline.base.logs import get_logger
-from cutline.errors import CutlineError, RequestFailedError
+from cutline.errors import CutlineError, InvariantViolation, RequestFailedError, RewoundError
 
 log = get_logger(__name__)
 
 _LOOK_SECONDS = 0.05
 _ANSWER = ".answer.json"
 _STALE_SECONDS = 900.0
+#: A bug is reported where it is; and what has more fields than every error is not raised a second time.
+_NOT_OF_THE_CALLER = (InvariantViolation, RewoundError)
 _UNKNOWN_KIND = "this flow does not know requests of kind"
 
 
@@ -39,7 +42,31 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a request."""
 
     result: dict[str, Any]
+    #: The whole text, which is all that former versions send and read.
     problem: str = ""
+    #: The parts of an error that Cutline raises on purpose.
+    kind: str = ""
+    what: str = ""
+    next_step: str = ""
+    where: dict[str, str] = {}
+
+    @classmethod
+    def of_error(cls, error: CutlineError) -> Answer:
+        return cls(
+            result={},
+            problem=str(error),
+            kind=type(error).__name__,
+            what=error.what,
+            next_step=error.next_step,
+            where={key: str(value) for key, value in error.where.items()},
+        )
+
+    def error(self) -> CutlineError:
+        """The error that the flow raised; one that it cannot be asked to explain is a request that failed."""
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, CutlineError)) or kind in _NOT_OF_THE_CALLER:
+            kind = RequestFailedError
+        return kind(self.what or self.problem, next_step=self.next_step, **self.where)
 
 
 def ask(
@@ -51,7 +78,9 @@ def ask(
     wait: Callable[[], None],
     on_taken: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Send a request and wait for the answer; ``wait`` is called between polls. Raises RequestFailedError.
+    """Send a request and wait for the answer; ``wait`` is called between polls.
+
+    Raises what the flow raises, or RequestFailedError.
 
     ``on_taken``: called before an error passes if the flow has taken the request all the same, and performs it. If it
     is not called, the request is withdrawn.
@@ -79,7 +108,7 @@ def ask(
                 on_taken()
         answer_path.unlink(missing_ok=True)
     if answer.problem:
-        raise RequestFailedError(answer.problem)
+        raise answer.error()
     return answer.result
 
 
@@ -131,7 +160,9 @@ class RequestFolder:
             return Answer(result={}, problem=f"{_UNKNOWN_KIND} {request.kind!r}")
         try:
             return Answer(result=handler(**request.arguments))
-        except (CutlineError, TypeError) as error:
+        except CutlineError as error:
+            return Answer.of_error(error)
+        except TypeError as error:
             return Answer(result={}, problem=str(error))
         except Exception as error:  # a request must never end the flow
             log.error("request_failed", kind=request.kind, exc_info=True)

@@ -9,6 +9,7 @@ import pytest
 from cutline.cli.flows_here import flow_here, flows_in
 from cutline.config.options import Options
 from cutline.errors import ConfigError, FlowDefinitionError, StorageError
+from cutline.runtime.lock import FlowLock
 
 
 def storage(folder: Path, *flows: str) -> str:
@@ -51,7 +52,23 @@ def test_a_relative_storage_is_named_with_its_place(tmp_path: Path, monkeypatch:
 def test_a_wrong_name_is_answered_with_the_right_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no flow 'shpo'") as refused:
         flow_here("shpo", storage(tmp_path, "shop", "bank"), None)
+    assert refused.value.next_step == "did you mean shop? its flows are: bank, shop"
+    assert refused.value.where == {"flow": "shpo"}
+    with pytest.raises(ConfigError) as refused:
+        flow_here("quite-another", str(tmp_path), None)
     assert refused.value.next_step == "its flows are: bank, shop"
+
+
+def test_a_flow_that_starts_for_the_first_time_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    lock = FlowLock(tmp_path / "shop" / "lock", "shop")
+    lock.acquire()
+    with pytest.raises(ConfigError, match="is starting for the first time") as refused:
+        flow_here(None, str(tmp_path), None)
+    lock.release()
+    assert refused.value.next_step == f"wait until it runs: cutline status shop --storage {tmp_path}"
+    with pytest.raises(ConfigError, match="there is no flow in"):
+        flow_here(None, str(tmp_path), None)
 
 
 def test_a_name_that_no_flow_can_have_is_refused(tmp_path: Path) -> None:

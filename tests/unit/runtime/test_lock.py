@@ -249,7 +249,7 @@ def test_a_copied_note_whose_folder_only_its_process_sees_counts_while_that_proc
     finally:
         kill(other)
     # This process knows what it runs, also if a former one on another machine had its number and its beginning.
-    copy.write_text(f"{os.getpid()}\n{lock_module._start_time(os.getpid())} 99:1234 host {path.parent}")
+    copy.write_text(f"{os.getpid()}\n{lock_module.started_at(os.getpid())} 99:1234 host {path.parent}")
     lock = FlowLock(copy, "payments")
     lock.acquire()
     lock.release()

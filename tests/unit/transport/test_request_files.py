@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cutline.errors import RequestFailedError
-from cutline.transport.request_files import RequestFolder, ask, is_unknown_kind, tell
+from cutline.errors import RequestFailedError, UnknownEpochError
+from cutline.transport.request_files import Answer, RequestFolder, ask, is_unknown_kind, tell
 
 
 class InterruptedByPersonError(Exception):
@@ -63,6 +63,28 @@ def test_a_request_that_is_withdrawn_while_it_is_read_is_not_performed(tmp_path:
         patch.setattr(Path, "read_bytes", withdrawn)
         folder.take()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_flow_raises_reaches_the_shell_whole(tmp_path: Path) -> None:
+    def pin() -> dict[str, Any]:
+        raise UnknownEpochError("epoch 9 is not kept", next_step="available checkpoints: 1", flow="sales")
+
+    folder = RequestFolder(tmp_path, {"pin": pin})
+    with pytest.raises(UnknownEpochError) as refused:
+        ask(tmp_path, "pin", {}, seconds=5, wait=folder.take)
+    error = refused.value
+    assert (error.what, error.next_step, error.where) == (
+        "epoch 9 is not kept",
+        "available checkpoints: 1",
+        {"flow": "sales"},
+    )
+
+
+@pytest.mark.parametrize("kind", ["InvariantViolation", "RewoundError", "annotations", "", "Exception"])
+def test_an_error_that_is_not_for_the_shell_is_a_request_that_failed(kind: str) -> None:
+    error = Answer(result={}, problem="a whole text", kind=kind, what="a text").error()
+    assert (type(error), error.what) == (RequestFailedError, "a text")
+    assert Answer(result={}, problem="of a former version").error().what == "of a former version"
 
 
 def test_a_kind_that_a_former_version_does_not_know_is_told_apart(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from cutline.cli.flows_here import flow_here
 from cutline.cli.options import Config, FlowName, Json, Storage
-from cutline.cli.words import counted, local, local_short, number, requested, size, span, utc
+from cutline.cli.words import counted, local, local_short, number, requested, size, span, start_words, utc
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,6 +78,7 @@ def _columns(now_ms: int, *, is_wide: bool) -> tuple[_Column, ...]:
         _Column(name="rows", text=lambda one: number(one.published_rows), is_right=True),
         _Column(name="code", text=lambda one: one.code[:digits]),
         _Column(name="pinned", text=lambda one: "pinned" if one.is_pinned else "", is_wide=True),
+        _Column(name="savepoints", text=lambda one: ", ".join(one.savepoints), is_wide=True),
         _Column(name="restorable\nuntil", text=lambda one: _until(one, now_ms)),
         _Column(name="limited by", text=lambda one: _limits(one, now_ms), is_wide=True),
     )
@@ -134,7 +135,12 @@ def _print(console: Console, past: Past, *, is_wide: bool) -> None:
     lines = [summary, *_refusals(past.epochs)]
     if past.restore_requested:
         lines.append(requested(past.flow, past.restore_requested))
-    if not past.is_running:
+    if not is_wide and (named := [one for one in past.epochs if one.savepoints]):
+        lines.append("savepoints: " + "; ".join(f"{', '.join(one.savepoints)} of epoch {one.epoch}" for one in named))
+    if past.starting is not None:
+        restores = f"; it restores {past.starting.restores}" if past.starting.restores else ""
+        lines.append(f"the flow is {start_words(past.starting, at_ms)}{restores}: the times hold from now on")
+    elif not past.is_running:
         lines.append("the flow is stopped: nothing is released until it runs; the times hold if it starts now")
     for text in (*lines, *(f"note: {note}" for note in past.notes)):
         console.print(Text(text), soft_wrap=False)

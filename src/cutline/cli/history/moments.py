@@ -14,6 +14,7 @@ from cutline.cli.failures import UsageError
 EXAMPLES = '02:00, "yesterday 14:00", "10m ago", 2026-11-16T02:00, 2026-11-16T02:00Z'
 
 _CLOCK = re.compile(r"(?:(today|yesterday)\s+)?(\d{1,2}):(\d{2})(?::(\d{2}))?", re.IGNORECASE)
+_IN_UTC = re.compile(r"(.*\d)\s*(?:UTC|Z)(?:\s+\(also local time\))?", re.IGNORECASE)
 _AGO = re.compile(r"((?:\d+\s*[a-z]+\s*)+)ago", re.IGNORECASE)
 _PART = re.compile(r"(\d{1,9})\s*([a-z]+)", re.IGNORECASE)
 _SECONDS = {
@@ -50,6 +51,10 @@ def shown_moment(moment: datetime.datetime, zone: datetime.tzinfo | None = None)
 
 
 def _moment(words: str, now: datetime.datetime, zone: datetime.tzinfo | None) -> datetime.datetime:
+    if words.lower() == "now":
+        return now.astimezone(datetime.UTC)
+    if found := _IN_UTC.fullmatch(words):  # as commands print it
+        words, zone = found[1], datetime.UTC
     if found := _AGO.fullmatch(words):
         return now.astimezone(datetime.UTC) - _ago(found[1])
     if found := _CLOCK.fullmatch(words):

@@ -13,20 +13,23 @@ from cutline.base import records
 from cutline.base.clock import now_ms
 from cutline.base.redaction import without_secrets
 from cutline.cli.flows_here import FlowHere
-from cutline.cli.places import damage_note, is_running, kept_checkpoints
-from cutline.cli.words import counted, iso, span
+from cutline.cli.places import damage_note, is_running, kept_checkpoints, savepoints_of
+from cutline.cli.running.status import load_status
+from cutline.cli.words import clone_words, counted, iso, span
 from cutline.connectors.replay_guard import ReplayGuard
 from cutline.coordinator.factory import retention_policy
 from cutline.errors import CutlineError, StoreError
 from cutline.model.checkpoint import Manifest, OperatorRecord
-from cutline.model.ids import NO_EPOCH, Epoch, OperatorId, SinkId
-from cutline.model.status import RESTORE_LIMITS, RestoreLimits, RewindWindow
+from cutline.model.ids import NO_EPOCH, Epoch, Generation, OperatorId, SinkId
+from cutline.model.layout import Layout
+from cutline.model.status import RESTORE_LIMITS, FlowStatus, RestoreLimits, RewindWindow, StartStatus
 from cutline.ports.inspection import CoordinatorRecords, Expiry
 from cutline.ports.source_guard import Today
 from cutline.protocol.history.known_checkpoints import complete_epoch
 from cutline.protocol.recovery.facts import SinkFacts
 from cutline.protocol.recovery.restorable import Release, released_at
 from cutline.protocol.recovery.sink_rules import why_not_restored
+from cutline.runtime.process.state import FlowState, state_of
 from cutline.spark_dir.recorded_sources import load_recorded
 from cutline.spark_dir.source_check import check_sources, newest_positions
 from cutline.storage.checkpoints import LocalCheckpointStore
@@ -65,6 +68,8 @@ class PastEpoch(msgspec.Struct, frozen=True, kw_only=True):
     #: The code that made it, by its fingerprint; empty: a former version did.
     code: str
     is_pinned: bool
+    #: The savepoints of this very checkpoint.
+    savepoints: list[str]
     #: Why a restore would be refused now; empty: it would not.
     why_not: list[str]
     #: When retention releases it, if the flow goes on as it does; None: no end is in sight.
@@ -86,13 +91,28 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     #: The epoch or savepoint that the next start restores, because a person has requested it; empty: none.
     restore_requested: str = ""
+    #: As in ``cutline flows``, and the start that is under way; a flow that starts is not running yet.
+    state: str = ""
+    starting: StartStatus | None = None
+
+
+def _now(layout: Layout) -> tuple[FlowStatus | None, FlowState]:
+    """A status that cannot be read counts as none: this is about what is stored."""
+    status = None
+    with contextlib.suppress(CutlineError, OSError):
+        status = load_status(layout)
+    return status, state_of(layout, status)
 
 
 def past_of(here: FlowHere, *, asks: bool) -> Past:
     """Reads only. ``asks``: sources and sinks are asked how far back they reach."""
-    is_up, at_ms, notes = is_running(here.layout), now_ms(), []
+    at_ms, notes = now_ms(), list[str]()
+    status, now = _now(here.layout)
+    is_up = now.is_up
     store, known = LocalStore.reading(here.layout), inspect_coordinator(here.layout.metadata)
-    if known.problem:
+    if status is not None and status.cloned_from is not None:
+        notes.append(f"not started yet: {clone_words(here.flow, status.cloned_from)}")
+    elif known.problem:
         notes.append(known.problem)
     unreadable = list[Epoch]()
     manifests = kept_checkpoints(store, unreadable)
@@ -112,42 +132,64 @@ def past_of(here: FlowHere, *, asks: bool) -> Past:
     lost_input = list(_lost_input(here, store, manifests, notes)) if asks else []
     refusals = _refusals(here, manifests, lost_input, windows, options, notes)
     expiries = _expiries(here, store, manifests) if asks else {}
-    epochs, before = [], frozenset[str]()
+    epochs, before, named = [], frozenset[str](), _named(here)
     for one in manifests:
         figures, before = _figures(store.checkpoints, one, known, before)
         if not figures.is_whole:
             notes.append(f"records of epoch {one.epoch} cannot be read: see cutline verify {here.flow} {one.epoch}")
         release, expiry = released.get(one.epoch), expiries.get(one.epoch, Expiry(None))
         until_ms, limit = until(release, expiry, _limited_by(one, options, known, release))
+        past = _past_epoch(one, figures, at_ms, until_ms, limit)
         epochs.append(
-            PastEpoch(
-                epoch=one.epoch,
-                completed=iso(one.completed_ms),
-                completed_ms=one.completed_ms,
-                age_ms=max(at_ms - one.completed_ms, 0),
-                size_bytes=figures.size_bytes,
-                new_bytes=figures.new_bytes,
-                in_flight_rows=figures.in_flight_rows,
-                in_flight_unmeasured=figures.in_flight_unmeasured,
-                sink_rows=figures.sink_rows,
-                published_rows=figures.published_rows,
-                code=one.code,
+            msgspec.structs.replace(
+                past,
                 is_pinned=one.epoch in known.pins,
+                savepoints=named.get((one.epoch, one.generation), []),
                 why_not=refusals[one.epoch],
-                restorable_until=iso(until_ms) if until_ms is not None else None,
-                until_ms=until_ms,
-                limited_by=limit,
             )
         )
-    waiting = waiting_request(here.layout)
+    waiting = waiting_request(here.layout) if now.starting is None else None
     return Past(
         flow=here.flow,
         is_running=is_up,
+        state=now.state,
+        starting=status.starting if status is not None else now.starting,
         epochs=epochs,
         damaged=unreadable,
         notes=list(dict.fromkeys(notes)),
         restore_requested=waiting.to if waiting is not None else "",
     )
+
+
+def _past_epoch(one: Manifest, figures: _Figures, at_ms: int, until_ms: int | None, limited_by: str) -> PastEpoch:
+    return PastEpoch(
+        epoch=one.epoch,
+        completed=iso(one.completed_ms),
+        completed_ms=one.completed_ms,
+        age_ms=max(at_ms - one.completed_ms, 0),
+        size_bytes=figures.size_bytes,
+        new_bytes=figures.new_bytes,
+        in_flight_rows=figures.in_flight_rows,
+        in_flight_unmeasured=figures.in_flight_unmeasured,
+        sink_rows=figures.sink_rows,
+        published_rows=figures.published_rows,
+        code=one.code,
+        is_pinned=False,
+        savepoints=[],
+        why_not=[],
+        restorable_until=iso(until_ms) if until_ms is not None else None,
+        until_ms=until_ms,
+        limited_by=limited_by,
+    )
+
+
+def _named(here: FlowHere) -> dict[tuple[Epoch, Generation], list[str]]:
+    """The savepoints of each checkpoint; after a restore, another one may have had the same number."""
+    found: dict[tuple[Epoch, Generation], list[str]] = {}
+    with contextlib.suppress(CutlineError, OSError):
+        for one in savepoints_of(here).list():
+            found.setdefault((one.epoch, one.generation), []).append(one.name)
+    return found
 
 
 def _refusals(

@@ -15,6 +15,7 @@ from cutline.base import records
 from cutline.base.clock import now_ms
 from cutline.base.redaction import without_secrets
 from cutline.cli.flows_here import FlowHere
+from cutline.cli.history.left_history import explained
 from cutline.cli.history.past import last_limits, size_of
 from cutline.cli.history.report import EstimateReport, RestoreReport, SinkReport, SourceReport
 from cutline.cli.places import is_running
@@ -164,6 +165,7 @@ def _previewed(
         epoch=target.epoch, changes=Changes(rename=request.rename, allow_dropped=request.allow_dropped)
     )
     decision, facts = decide(_at_rest(here.layout, stored, graph, request, options), restore_to, asked)
+    decision = explained(decision, here, target.to if target.is_savepoint else "", stored.target, stored.generations)
     work = work_since(
         target.epoch,
         layout=here.layout,

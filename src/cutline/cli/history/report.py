@@ -99,22 +99,26 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def lines_of(report: RestoreReport) -> Iterator[str]:
     """The report without the table of operators."""
-    would = "would restore" if report.is_dry_run or report.would_refuse else "restores"
+    if report.would_refuse:
+        yield f"the start would refuse: {report.why}"
+        yield f"Next: {report.next_step or 'choose another checkpoint: cutline checkpoints'}"
+    would = "would restore" if report.is_dry_run else "restores"
     named = "" if report.to == str(report.epoch) else f" (savepoint {report.to}, code {report.code or 'unknown'})"
     running = "; it runs now" if report.is_running and report.is_dry_run else ""
-    yield f"the next start of flow {report.flow} {would} epoch {report.epoch}{named}{running}"
+    if report.would_refuse:
+        yield f"asked for: epoch {report.epoch} of flow {report.flow}{named}{running}"
+    else:
+        yield f"the next start of flow {report.flow} {would} epoch {report.epoch}{named}{running}"
     moment = datetime.datetime.fromtimestamp(report.completed_ms / 1000, tz=datetime.UTC)
     yield f"  taken {shown_moment(moment)}, {span(report.age_ms)} ago; {size(report.size_bytes)}{_tier(report)}"
-    yield f"given up: {_given_up(report.given_up)}"
-    yield from (f"sink {one.sink}: {_sink(one, report.epoch)}" for one in report.sinks)
+    if not report.would_refuse:
+        yield f"given up: {_given_up(report.given_up)}"
+    yield from (f"sink {one.sink}: {_sink(one, report)}" for one in report.sinks)
     yield from (f"source {one.operator}: {_source(one, report)}" for one in report.sources)
     yield from (f"lost input of {one.operator}: {one.what}: {one.why}" for one in report.lost_input)
     if report.estimate is not None and not report.would_refuse:
         yield _time(report.estimate)
     yield from (f"note: {note}" for note in report.notes)
-    if report.would_refuse:
-        yield f"the start would refuse: {report.why}"
-        yield f"Next: {report.next_step or 'choose another checkpoint: cutline checkpoints'}"
 
 
 def _tier(report: RestoreReport) -> str:
@@ -128,12 +132,21 @@ def _given_up(epochs: list[Epoch]) -> str:
     return f"{counted(len(epochs), 'checkpoint')} ({numbers}), and all work since then"
 
 
-def _sink(one: SinkReport, epoch: Epoch) -> str:
+def _later(one: SinkReport, report: RestoreReport) -> str:
+    """Why fewer epochs are withdrawn from the sink than are given up."""
+    later = [epoch for epoch in report.given_up if epoch > one.published]
+    if not later:
+        return ""
+    return f"; no rows of epoch {later[0]}{f' to {later[-1]}' if len(later) > 1 else ''} were published to it"
+
+
+def _sink(one: SinkReport, report: RestoreReport) -> str:
+    epoch = report.epoch
     what = f"{counted(one.epochs, 'epoch')}, {_rows(one.rows, one.unmeasured)}"
     so_far = f"; it can be rewound to epoch {one.oldest_rewind} or later" if one.oldest_rewind else ""
     match one.fate:
         case "rewind":
-            return f"rewound from epoch {one.published} to {epoch}: {what} withdrawn{so_far}"
+            return f"rewound from epoch {one.published} to {epoch}: {what} withdrawn{_later(one, report)}{so_far}"
         case "keep":
             return f"keeps what it has published since, up to epoch {one.published}, and gets it again: {what}"
         case "refuse":

@@ -45,7 +45,7 @@ To = Annotated[
     typer.Option(help="Checkpoint number, name of a savepoint, or before-last-deploy.", autocompletion=complete_target),
 ]
 At = Annotated[str | None, typer.Option(help=f"The newest checkpoint at this time: {EXAMPLES}.")]
-Rename = Annotated[list[str] | None, typer.Option(help="old=new: an operator that was renamed.")]
+Rename = Annotated[list[str] | None, typer.Option(metavar="OLD=NEW", help="old=new: an operator that was renamed.")]
 AllowDropped = Annotated[
     bool, typer.Option("--allow-dropped", help="Leave behind operators that the flow no longer has, with their state.")
 ]

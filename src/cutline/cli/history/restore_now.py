@@ -35,8 +35,10 @@ from cutline.flow import Flow
 from cutline.model.ids import Generation
 from cutline.model.layout import Layout
 from cutline.model.restore_request import RestoreRequest, epoch_in
+from cutline.ports.progress import NoProgress
 from cutline.protocol.deploys import newest_code
 from cutline.runtime.lock import running_pid
+from cutline.runtime.process.state import noted_start
 from cutline.storage.local import LocalStore
 from cutline.storage.restore_requests import store_request, waiting_request, withdraw_request
 from cutline.transport.request_files import is_unknown_kind, tell
@@ -181,11 +183,15 @@ class RestoreNow:
         if pid is not None:
             self._stop(pid)
         other = running_pid(layout.lock)
-        if other is None:
-            self._settle_request()
-        crashpoint("restore-stopped")
-        if other is None:
-            self._check_again()
+        with contextlib.ExitStack() as starting:
+            if other is None and self.successor is not None:
+                starting.enter_context(self._noted())
+            if other is None:
+                self._settle_request()
+            crashpoint("restore-stopped")
+            if other is None:
+                self._check_again()
+            starting.pop_all()  # ``start`` goes on with it
         if other is not None and self.successor is not None:
             raise ConfigError(
                 f"pid {other} has started the flow meanwhile, perhaps as a service: it restores epoch "
@@ -206,6 +212,11 @@ class RestoreNow:
         if names := successor.taken_over():
             self._say(f"as in the stopped process, not as in this one: {', '.join(names)}")
         before = _generation(layout)
+        with self._noted():
+            self._run(successor, before, as_json=as_json)
+
+    def _run(self, successor: Successor, before: Generation, *, as_json: bool) -> None:
+        layout = self.here.layout
         if not self.console.is_terminal and not as_json:  # on a terminal, the view of the flow shows it
             watch = (layout, before, self.console)
             threading.Thread(target=_watch, args=watch, name="cutline-restore", daemon=True).start()
@@ -311,6 +322,10 @@ class RestoreNow:
     def _still_requested(self) -> str:
         withdraw = f"cutline restore {self.here.flow} --cancel withdraws that"
         return f"its next start restores epoch {self.report.epoch}; {withdraw}"
+
+    def _noted(self) -> contextlib.AbstractContextManager[object]:
+        """Others see that the flow is starting, and not a request that waits."""
+        return noted_start(self.here.layout, NoProgress(), restores=self.request.to)
 
     def _say(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)

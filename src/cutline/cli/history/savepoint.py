@@ -13,7 +13,7 @@ from cutline.cli.declaring import QuickGroup, flow_command
 from cutline.cli.flows_here import flow_here, layout_in
 from cutline.cli.options import Config, FlowName, Json, NewName, SavepointName, Storage, parse_renames
 from cutline.cli.running.columns import Column, fitted
-from cutline.cli.words import size, utc
+from cutline.cli.words import size, span, utc
 from cutline.config.loading import load_options
 from cutline.errors import ConfigError, RecoveryError
 from cutline.model import ids
@@ -30,7 +30,8 @@ app = typer.Typer(
 )
 
 #: What a narrow terminal leaves out of the list first.
-_RANKS = {"files": 4, "in flight": 3, "size": 2, "taken": 1}
+_RANKS = {"files": 6, "taken": 5, "in flight": 4, "note": 3, "code": 2}
+_NOT_RESTORABLE = "no, clone only"
 
 
 def _show(savepoint: Savepoint, as_json: bool) -> None:
@@ -59,6 +60,13 @@ def _row(savepoint: Savepoint) -> dict[str, str]:
         "size": size(savepoint.size_bytes),
         "note": "".join(one if one.isprintable() else "?" for one in savepoint.note),
     }
+
+
+def _listed(savepoint: Savepoint, at_ms: int, *, is_restorable: bool) -> dict[str, str]:
+    row = _row(savepoint)
+    first = {"name": row["name"], "epoch": row["epoch"], "age": span(at_ms - savepoint.created_ms), "size": row["size"]}
+    rest = {key: value for key, value in row.items() if key not in (*first, "flow")}
+    return {**first, "restorable": "yes" if is_restorable else _NOT_RESTORABLE, **rest}
 
 
 @flow_command(app)
@@ -106,17 +114,25 @@ def list_(flow: FlowName = None, storage: Storage = None, config: Config = None,
     from rich.console import Console
     from rich.text import Text
 
+    from cutline.base.clock import now_ms
     from cutline.cli.places import savepoints_of
+    from cutline.savepoints.automatic import is_restorable
+    from cutline.storage.local import LocalStore
 
-    found = savepoints_of(flow_here(flow, storage, config)).list()
+    here = flow_here(flow, storage, config)
+    savepoints, generations = savepoints_of(here), LocalStore.reading(here.layout).generations.load_all()
+    found = savepoints.list()
+    restorable = {one.name: is_restorable(one, savepoints, generations) for one in found}
     if as_json:
-        typer.echo(json.dumps(msgspec.to_builtins(found)))
+        rows = [{**msgspec.to_builtins(one), "is_restorable": restorable[one.name]} for one in found]
+        typer.echo(json.dumps(rows))
         return
     if not found:
         typer.echo("no savepoints")
         return
     # Without the flow, which is the same in each row; names are needed for the next command, so they are never cut off.
-    shown = [{key: value for key, value in _row(one).items() if key != "flow"} for one in found]
+    at_ms = now_ms()
+    shown = [_listed(one, at_ms, is_restorable=restorable[one.name]) for one in found]
     columns = [Column(key, rank=_RANKS.get(key, 0), is_text=key == "note") for key in shown[0]]
     console = Console()
     console.print(fitted(columns, [tuple(map(Text, row.values())) for row in shown], console.width))
@@ -220,9 +236,12 @@ def clone(
     config: Config = None,
     into: Annotated[str | None, typer.Option(help="Storage folder of the new flow; default: the same.")] = None,
     rename: Annotated[
-        list[str] | None, typer.Option(help="old=new: an operator with another name in the new flow.")
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW", help="old=new: an operator with another name in the new flow."),
     ] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="An operator that the new flow does not have.")] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="OPERATOR", help="An operator that the new flow does not have.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Create a second flow that begins at a savepoint, shares nothing with the first, and has empty sinks."""
@@ -243,8 +262,8 @@ def clone(
         report = {"flow": new_flow, "epoch": manifest.epoch, "operators": matched, "dropped": drop or []}
         typer.echo(json.dumps(report))
         return
-    for old, new in matched.items():
-        typer.echo(f"{old} -> {new}" if old != new else old)
-    for old in drop or []:
-        typer.echo(f"{old}: dropped")
-    typer.echo(f"flow {new_flow} begins at epoch {manifest.epoch} of {here.flow}; run it with a Flow of that name")
+    typer.echo(f'flow {new_flow} begins at epoch {manifest.epoch} of {here.flow}; run it with Flow("{new_flow}")')
+    names = [f"{old} (now {new})" if old != new else old for old, new in matched.items()]
+    typer.echo(f"operators with their state: {', '.join(names)}")
+    if drop:
+        typer.echo(f"dropped: {', '.join(drop)}")

@@ -14,10 +14,11 @@ from cutline.base.clock import now_ms
 from cutline.cli.flows_here import flows_in, nothing_in
 from cutline.cli.options import Config, Json, Storage
 from cutline.cli.running.columns import Column, fitted
-from cutline.cli.words import counted, span
+from cutline.cli.words import counted, span, start_words, state_words
 from cutline.config.loading import load_options
 from cutline.errors import ConfigError, CutlineError
 from cutline.model.layout import Layout
+from cutline.model.status import StartStatus
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,9 +40,10 @@ class FlowSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One flow of a storage. Field names are the keys of ``--json``."""
 
     flow: str
-    #: running, starting, paused, waiting, unhealthy, failed or stopped; copy: of a folder that is in use elsewhere.
+    #: running, starting, paused, waiting, unhealthy, failed or stopped; ended: its process is gone without a word;
+    #: copy: of a folder that is in use elsewhere.
     state: str
-    #: The process that runs it.
+    #: The process that runs or starts it.
     pid: int | None
     last_epoch: int | None
     last_completed_ms: int | None
@@ -52,6 +54,8 @@ class FlowSummary(msgspec.Struct, frozen=True, kw_only=True):
     sinks_behind: int | None
     remote_behind: int | None
     problems: list[str]
+    #: The start that is under way.
+    starting: StartStatus | None = None
 
 
 def flows(storage: Storage = None, config: Config = None, as_json: Json = False) -> None:
@@ -72,7 +76,7 @@ def flows(storage: Storage = None, config: Config = None, as_json: Json = False)
 
 def summary(layout: Layout) -> FlowSummary:
     from cutline.cli.running.status import load_status
-    from cutline.runtime.lock import running_pid
+    from cutline.runtime.process.state import state_of
 
     problems: list[str] = []
     status, newest = None, None
@@ -84,42 +88,32 @@ def summary(layout: Layout) -> FlowSummary:
         newest = _newest(layout)
     except (CutlineError, OSError) as error:
         problems.append(str(error))
-    pid = running_pid(layout.lock)
-    is_up = pid is not None and status is not None and status.pid == pid
+    now = state_of(layout, status)
     if status is not None:
-        problems += _problems(status, is_up=is_up)
+        problems += _problems(status, is_up=now.is_up)
     return FlowSummary(
         flow=layout.flow,
-        state=_state(layout, status, pid),
-        pid=pid,
+        state=now.state,
+        pid=now.pid,
+        starting=status.starting if status is not None else now.starting,
         last_epoch=newest.epoch if newest is not None else None,
         last_completed_ms=newest.completed_ms if newest is not None else None,
         age_ms=max(now_ms() - newest.completed_ms, 0) if newest is not None else None,
-        backlog_rows=_backlog(status) if status is not None and is_up else None,
+        backlog_rows=_backlog(status) if status is not None and now.is_up else None,
         sinks_behind=_behind(status) if status is not None else None,
         remote_behind=status.remote.behind if status is not None and status.remote is not None else None,
         problems=problems,
     )
 
 
-def _state(layout: Layout, status: FlowStatus | None, pid: int | None) -> str:
-    from cutline.runtime.lock import is_copied
-
-    if is_copied(layout.lock):
-        return "copy"
-    if pid is not None:
-        return status.state if status is not None and status.pid == pid else "starting"
-    return "failed" if status is not None and status.state == "failed" else "stopped"
-
-
 def _problems(status: FlowStatus, *, is_up: bool) -> Iterator[str]:
     if status.failure:
         yield status.failure
     if not is_up:
-        if status.state.startswith("not running"):
-            yield status.state
-        elif status.state not in ("stopped", "failed"):
-            yield f"its last status is {status.state!r}, but no process runs it: start it to resume"
+        if status.state == "ended":
+            yield state_words(status)
+        if status.starting is None and not status.failure and not status.health.healthy and status.health.reason:
+            yield f"when it ended: {status.health.reason}"
         return
     if not status.health.healthy and status.health.reason:
         yield status.health.reason
@@ -159,7 +153,7 @@ def _print(console: Console, found: list[FlowSummary]) -> None:
     for one in found:
         cells = (
             one.flow,
-            f"{one.state} ({one.pid})" if one.pid is not None else one.state,
+            _state(one),
             f"{one.last_epoch} ({span(one.age_ms or 0)} ago)" if one.last_epoch is not None else "none",
             f"{one.backlog_rows:,}" if one.backlog_rows is not None else "–",
             _epochs(one.sinks_behind),
@@ -171,6 +165,12 @@ def _print(console: Console, found: list[FlowSummary]) -> None:
         for problem in one.problems:
             console.print(Text(f"{one.flow}: {problem}", style="red"))
     console.print(Text(counted(len(found), "flow")))
+
+
+def _state(one: FlowSummary) -> str:
+    if one.starting is not None:
+        return start_words(one.starting, now_ms())
+    return f"{one.state} ({one.pid})" if one.pid is not None else one.state
 
 
 def _epochs(count: int | None) -> str:

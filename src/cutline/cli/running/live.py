@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cutline.base.clock import now_ms
 from cutline.cli.running.columns import Column, fitted
-from cutline.cli.words import counted, number, rate, requested, size, span
+from cutline.cli.words import counted, number, rate, requested, size, span, state_words
 from cutline.model.ids import NO_BATCH, NO_EPOCH
 from cutline.model.status import EpochOutcome, FlowStatus, OperatorStatus, SinkStatus
 
@@ -28,7 +28,15 @@ _LATE_INTERVALS = 3
 #: Input that is kept no longer than this is about to be lost.
 _SHORT_MS = 3_600_000
 _NOTHING = "–"
-_STATE_STYLES = {"running": "green", "stopped": "dim", "paused": "yellow", "waiting": "yellow"}
+_NOT_UP = ("stopped", "failed", "starting", "ended", "copy", "new")
+_STATE_STYLES = {
+    "running": "green",
+    "stopped": "dim",
+    "paused": "yellow",
+    "waiting": "yellow",
+    "starting": "yellow",
+    "new": "dim",
+}
 
 _OPERATOR_COLUMNS = (
     Column("operator"),
@@ -84,9 +92,12 @@ class _FlowView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, status = options.max_width, self._status
         yield self._title(width)
-        yield self._checkpoint_line()
+        if status.generation:
+            yield self._checkpoint_line()
         yield from self._trouble()
         yield from _code(status, width)
+        if not status.operators:
+            return
         yield Text()
         yield self._operators(width)
         if self._is_up:
@@ -102,10 +113,11 @@ class _FlowView:
 
     def _title(self, width: int) -> RenderableType:
         status = self._status
-        words = Text.assemble((status.flow, "bold"), "  ", (status.state, _state_style(status)))
+        words = Text.assemble((status.flow, "bold"), "  ", (state_words(status, self._now_ms), _state_style(status)))
         if status.started_ms and self._is_up:
             words.append(f"  for {span(self._now_ms - status.started_ms)}")
-        words.append(f"  generation {status.generation}, recovery path: {_path(status)}", style="dim")
+        if status.generation and status.starting is None:
+            words.append(f"  generation {status.generation}, recovery path: {_path(status)}", style="dim")
         if not self._note:
             return words
         if len(words) + len(self._note) + 2 > width:
@@ -118,7 +130,7 @@ class _FlowView:
 
     @property
     def _is_up(self) -> bool:
-        return self._status.state not in ("stopped", "failed") and not self._status.state.startswith("not running")
+        return self._status.state not in _NOT_UP
 
     def _checkpoint_line(self) -> Text:
         status, checkpoints = self._status, self._status.checkpoints
@@ -146,13 +158,14 @@ class _FlowView:
     def _trouble(self) -> Iterator[Text]:
         """Everything that a person must look at, the worst first."""
         status, health = self._status, self._status.health
+        reason = health.reason if not health.healthy else ""
         if status.failure:
             yield Text(status.failure, style="red")
         elif not health.healthy and health.reason:
             failed = f"{counted(health.failures, 'checkpoint')} in a row failed: " if health.failures else ""
-            yield Text(failed + health.reason, style="red")
+            yield Text(failed + health.reason + self._trace(reason), style="red")
         for name, operator in status.operators.items():
-            if operator.problem and not status.failure:
+            if operator.problem and not status.failure and operator.problem not in reason:
                 trace = f"; whole trace: {operator.trace}" if operator.trace else ""
                 yield Text(f"{name} failed: {operator.problem}{trace}", style="red")
         for name, sink in status.sinks.items():
@@ -164,6 +177,12 @@ class _FlowView:
         yield from self._remote()
         yield from (Text(f"recovery: {problem}", style="yellow") for problem in status.recovery.problems)
         yield from _unguarded(status)
+
+    def _trace(self, reason: str) -> str:
+        """Where the whole trace is of the failure that the reason tells."""
+        operators = self._status.operators.values()
+        traces = [one.trace for one in operators if one.trace and one.problem and one.problem in reason]
+        return f"; whole trace: {traces[0]}" if traces else ""
 
     def _sources(self) -> Iterator[Text]:
         """How far behind sources are read, and how long they keep what the oldest checkpoint needs."""
@@ -298,10 +317,17 @@ def _path(status: FlowStatus) -> str:
 def _code(status: FlowStatus, width: int) -> Iterator[Text]:
     if status.restore_requested:
         yield Text(requested(status.flow, status.restore_requested), style="yellow")
+    if status.starting is not None and status.starting.restores:
+        yield Text(f"it restores {status.starting.restores}, as requested", style="yellow")
     code = status.code
-    if code is None:
+    if code is None or status.starting is not None:
         return
-    if code.change:
+    if code.restored is not None and code.given_up:
+        kept = f"what was given up is kept as savepoint {code.given_up} (clone only)"
+        yield Text(f"restored to epoch {code.restored}; {kept}", style="dim")
+    elif code.restored is not None and code.change:
+        yield Text(f"restored to epoch {code.restored}", style="dim")
+    elif code.change:
         saved = f"; the state before it is savepoint {code.savepoint}" if code.savepoint else ""
         yield Text(code.change + saved, style="yellow")
     if width >= _WIDE:

@@ -82,8 +82,9 @@ def load_flow(path: Path, name: str | None) -> Flow:
         return flows[name]
     if name is None and len(flows) == 1:
         return next(iter(flows.values()))
+    defined = f"{path} defines {'these flows: ' + ', '.join(sorted(flows)) if flows else 'no flow'}"
     raise FlowDefinitionError(
-        f"{path} defines {'these flows: ' + ', '.join(sorted(flows)) if flows else 'no flow'}",
+        f"{defined}; {name} is not among them" if flows and name is not None else defined,
         next_step="choose one with --flow" if flows else 'define one at the top level: flow = cutline.Flow("name")',
     )
 
@@ -104,8 +105,13 @@ def _run_file(path: Path) -> dict[str, Any]:
         # The user's exception and line come first; what it raised is complete with the file that failed.
         cause = cause_of(error)
         raise FlowDefinitionError(
-            f"{cause}, while {path} was loaded", next_step=_next_step(error), path=path, trace=_stored_trace(error)
+            _told(str(cause), path), next_step=_next_step(error), trace=_stored_trace(error)
         ) from error
+
+
+def _told(cause: str, path: Path) -> str:
+    """The cause, and the file unless the cause names it."""
+    return cause if path.name in cause else f"{cause}, while {path} was loaded"
 
 
 def _next_step(error: BaseException) -> str:

@@ -39,7 +39,8 @@ RestoreTo = Annotated[
     ),
 ]
 Rename = Annotated[
-    list[str] | None, typer.Option(help="With --restore-to, old=new: an operator that was renamed since.")
+    list[str] | None,
+    typer.Option(metavar="OLD=NEW", help="With --restore-to, old=new: an operator that was renamed since."),
 ]
 AllowDropped = Annotated[
     bool, typer.Option("--allow-dropped", help="With --restore-to: leave behind operators that the flow no longer has.")
@@ -55,7 +56,9 @@ Rejoin = Annotated[
 UntilDone = Annotated[bool, typer.Option("--until-done", help="Process the present input, publish it, and stop.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Log as JSON lines; end with the status as JSON.")]
 Master = Annotated[str | None, typer.Option(help="Spark's master, for example spark://host:7077 or local[4].")]
-Conf = Annotated[list[str] | None, typer.Option(help="A setting of Spark, as key=value; may be repeated.")]
+Conf = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark, as key=value; may be repeated.")
+]
 Http = Annotated[
     str | None, typer.Option(help="Serve /metrics and /healthz at HOST:PORT; without HOST on loopback only.")
 ]
@@ -65,7 +68,7 @@ LogFileName = Annotated[
     typer.Option("--log-file", help="Log to this file, with Spark's own output; {flow} stands for the flow's name."),
 ]
 LogSize = Annotated[str, typer.Option(help="Begin a new log file at this size; 0: never, another program rotates it.")]
-LogKeep = Annotated[int, typer.Option(min=1, help="How many full log files to keep.")]
+LogKeep = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="How many full log files to keep.")]
 
 #: Of the log beside a live view: it stays small, because it lies in the flow's folder.
 _OWN_LOG = "run.log"

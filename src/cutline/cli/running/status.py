@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +14,7 @@ from cutline.errors import CutlineError, DamagedRecordError
 from cutline.model.layout import Layout
 
 if TYPE_CHECKING:
-    from cutline.model.status import FlowStatus
+    from cutline.model.status import CloneOrigin, FlowStatus
 
 
 def status(
@@ -40,19 +39,38 @@ def status(
 
 
 def load_status(layout: Layout) -> FlowStatus | None:
-    """The status that the flow wrote last, its state corrected if its process is gone; None: it wrote none.
+    """The status that the flow wrote last, its state corrected if its process is gone or it is starting again.
 
-    With the restore request that waits, which the flow itself does not look for while it runs.
+    With the restore request that waits, which the flow itself does not look for while it runs. Of a flow that starts
+    for the first time or was never started, a status without operators; None: there is no flow.
     """
-    from cutline.model.status import FlowStatus
-    from cutline.runtime.lock import is_copied
+    from cutline.runtime.process.state import state_of
     from cutline.storage.restore_requests import waiting_request
+
+    written = _written(layout)
+    now = state_of(layout, written)
+    if written is None and now.starting is None and not layout.identity.exists():
+        return None
+    loaded = written if written is not None else _nothing_yet(layout)
+    waiting = waiting_request(layout)
+    if now.starting is not None:
+        # A request that is stored is what this start carries out.
+        restores = now.starting.restores or (waiting.to if waiting is not None else "")
+        start = msgspec.structs.replace(now.starting, restores=restores)
+        return msgspec.structs.replace(loaded, state=now.state, pid=start.pid, starting=start, failure="")
+    loaded = msgspec.structs.replace(loaded, state=now.state)
+    return loaded if waiting is None else msgspec.structs.replace(loaded, restore_requested=waiting.to)
+
+
+def _written(layout: Layout) -> FlowStatus | None:
+    """As the flow wrote it last."""
+    from cutline.model.status import FlowStatus
 
     path = layout.status
     if not path.exists():
         return None
     try:
-        loaded = msgspec.json.decode(path.read_bytes(), type=FlowStatus)
+        return msgspec.json.decode(path.read_bytes(), type=FlowStatus)
     except msgspec.MsgspecError as error:
         raise DamagedRecordError(
             f"the status cannot be read: {error}",
@@ -60,15 +78,40 @@ def load_status(layout: Layout) -> FlowStatus | None:
             flow=layout.flow,
             path=path,
         ) from error
-    if loaded.state not in ("stopped", "failed"):
-        if is_copied(layout.lock):
-            gone = "not running (this folder is a copy; the status is the original's)"
-            loaded = msgspec.structs.replace(loaded, state=gone)
-        elif not Path(f"/proc/{loaded.pid}").exists():
-            gone = "not running (its process has ended; start it again to resume)"
-            loaded = msgspec.structs.replace(loaded, state=gone)
-    waiting = waiting_request(layout)
-    return loaded if waiting is None else msgspec.structs.replace(loaded, restore_requested=waiting.to)
+
+
+def _nothing_yet(layout: Layout) -> FlowStatus:
+    """Of a flow that has not run yet, with all the keys that programs rely on."""
+    from cutline.model import ids
+    from cutline.model.status import CheckpointStatus, FlowStatus, HealthStatus, MessageCounts, RecoveryStatus
+
+    return FlowStatus(
+        flow=ids.FlowName(layout.flow),
+        pid=0,
+        state="",
+        generation=ids.Generation(0),
+        recovery=RecoveryStatus(path="", epoch=None, reason="", problems=[], lost_input=[], operators=[], counts={}),
+        operators={},
+        sinks={},
+        health=HealthStatus(healthy=True, failures=0, reason=""),
+        checkpoints=CheckpointStatus(last_epoch=ids.NO_EPOCH, min_epoch=ids.NO_EPOCH, pins=[], complete=[], pending={}),
+        messages=MessageCounts(links={}, acknowledgements={}),
+        remote=None,
+        history=[],
+        cloned_from=origin_of(layout) if not layout.metadata.exists() else None,
+    )
+
+
+def origin_of(layout: Layout) -> CloneOrigin | None:
+    """The flow that this one was cloned from; None: it is no clone, or was made by a former version."""
+    from cutline.base import records
+    from cutline.model.status import CloneOrigin
+
+    try:
+        identity = records.load("flow", layout.identity, dict, flow=layout.flow)
+        return msgspec.convert(identity.get("cloned_from"), CloneOrigin | None)
+    except (CutlineError, OSError, msgspec.MsgspecError):
+        return None  # ``verify`` reports what is wrong with it
 
 
 def status_if_readable(layout: Layout, notes: list[str]) -> FlowStatus | None:

@@ -88,6 +88,14 @@ def of_present_history(manifests: Iterable[Manifest], generations: Sequence[Gene
     ]
 
 
+def given_up_for(manifest: Manifest, generations: Iterable[GenerationRecord]) -> Epoch | None:
+    """The epoch whose restore gave this checkpoint up; None: none did, as far as the records tell."""
+    for one in generations:
+        if one.generation > manifest.generation and (one.restored_epoch or manifest.epoch) < manifest.epoch:
+            return one.restored_epoch
+    return None
+
+
 def rewind_target(manifests: Iterable[Manifest], published: Epoch) -> Epoch | None:
     """The epoch to rewind a sink to, if a restore with an evolution gave up its ``published`` epoch; None if not.
 

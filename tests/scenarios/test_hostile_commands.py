@@ -141,7 +141,10 @@ def test_with_json_a_failed_command_prints_one_object(cli: CommandLine, command:
 @pytest.mark.parametrize("name", MARKUP)
 def test_brackets_in_names_and_messages_are_printed_as_they_are(cli: CommandLine, home: Path, name: str) -> None:
     told = cli.run("status", "counting", "--storage", name)
-    assert told.err == f"error: there is no flow 'counting' in {name}. Next: check --storage and the name\n"
+    assert (
+        told.err
+        == f"error: there is no flow 'counting' in {name} (flow=counting). Next: check --storage and the name\n"
+    )
     assert name in cli.run("savepoint", "show", name, "--flow", "counting", "--storage", "storage").err
     flow_file = home / "brackets.py"
     flow_file.write_text(f"raise ValueError({name!r})")

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 NOT_RUN = {
     "make demo": "test_the_demo runs what it runs, in the interpreter of the tests",
     "make test": "it is what runs this",
-    "pip install '.[all]'": "tests do not install into the environment that they run in",
+    "pip install '.[all]' -c constraints.txt": "tests do not install into the environment that they run in",
     "pip install 'cutline[all] @ file:///path/to/cutline-0.1.0-py3-none-any.whl'": "the same; the path is the reader's",
     "cutline doctor": "test_doctor runs it; its answer depends on the machine",
     "cutline restore payments --dry-run --to before-last-deploy": "test_the_restore_of_the_readme runs it",

@@ -53,7 +53,8 @@ class SparkTables:
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         self._said: list[str] = []
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         assert self._process.stdout.readline() == '"ready"\n', "".join(self._said)
 
     def _listen(self) -> None:
@@ -72,6 +73,7 @@ class SparkTables:
             self._process.wait(30)
         self._process.kill()
         self._process.wait()
+        self._listener.join()
         self._process.stdout.close()
         self._process.stderr.close()
 
